@@ -1,0 +1,299 @@
+//! `Leased`: a service together with its claim on the instance behind it.
+
+use std::{
+    fmt,
+    future::Future,
+    ops::Deref,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use pin_project::pin_project;
+use tower_service::Service;
+
+use crate::{
+    error::{BoxError, Error, ErrorKind},
+    usage::{Claim, Refused, Usage},
+};
+
+/// How long a response keeps its backend in use.
+///
+/// There is no right default: a value is done when it is returned, a streamed body long after. So
+/// `IdleEvict::pair` asks for one.
+pub trait Hold<Res>: Clone + Send + Sync + 'static {
+    /// The response, with what it holds.
+    type Response;
+
+    /// Gives `busy` to `response`, or drops it.
+    fn hold(&self, response: Res, busy: Busy) -> Self::Response;
+}
+
+/// In use until the response is returned: for responses that are values.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct UntilResponse;
+
+impl<Res> Hold<Res> for UntilResponse {
+    type Response = Res;
+
+    fn hold(&self, response: Res, busy: Busy) -> Res {
+        drop(busy);
+        response
+    }
+}
+
+/// Which requests are a sign that the backend is wanted.
+///
+/// A blanket impl takes any `Fn(&Req) -> bool`.
+pub trait CountsAsUse<Req>: Clone + Send + Sync + 'static {
+    /// Whether the end of this request restarts the idle clock.
+    fn counts(&self, request: &Req) -> bool;
+}
+
+/// Every request is a use.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EveryRequest;
+
+impl<Req> CountsAsUse<Req> for EveryRequest {
+    fn counts(&self, _request: &Req) -> bool {
+        true
+    }
+}
+
+impl<F, Req> CountsAsUse<Req> for F
+where
+    F: Fn(&Req) -> bool + Clone + Send + Sync + 'static,
+{
+    fn counts(&self, request: &Req) -> bool {
+        self(request)
+    }
+}
+
+/// One use of an instance: as long as it lives the instance is busy, and no policy stops it.
+#[derive(Debug)]
+#[must_use = "the use ends when it is dropped"]
+pub struct Busy(Option<Claim>);
+
+impl Busy {
+    /// Ready when the use is to end now, since the drain of a deliberate stop is over.
+    ///
+    /// Whoever holds a use for long, a streamed body for one, polls this beside its own work and
+    /// ends with [`ErrorKind::Stopped`].
+    pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Some(claim) => claim.poll_cut(cx.waker()),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// A service with its claim on the instance behind it, taken when it was lent.
+///
+/// `poll_ready` fails with [`ErrorKind::Evicted`] if the instance was closed first, as tower has it:
+/// discard this service, send the same request to another. The claim goes from `call` into the
+/// response future, and from there where [`Hold`] says; the next `poll_ready` takes a new one. A
+/// readied lease that is never called keeps its claim until it is dropped.
+pub struct Leased<S, H = UntilResponse, P = EveryRequest> {
+    service: S,
+    claim: State,
+    hold: H,
+    counts: P,
+}
+
+enum State {
+    /// Somebody above counts.
+    Uncounted,
+    Unclaimed(Unclaimed),
+    Claimed(Claim),
+}
+
+/// A place among those who wait for a yielding instance, if it has registered.
+struct Unclaimed {
+    usage: Arc<Usage>,
+    key: Option<usize>,
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        self.usage.forget_claim(&mut self.key);
+    }
+}
+
+impl State {
+    fn unclaimed(usage: &Arc<Usage>) -> Self {
+        State::Unclaimed(Unclaimed {
+            usage: usage.clone(),
+            key: None,
+        })
+    }
+
+    fn claim(usage: &Arc<Usage>) -> Self {
+        match usage.claim() {
+            Ok(claim) => State::Claimed(claim),
+            // `poll_ready` asks again, and says which it is.
+            Err(Refused::Closed | Refused::Yielding) => Self::unclaimed(usage),
+        }
+    }
+
+    /// Takes the claim out, for one call.
+    fn take(&mut self) -> Option<Claim> {
+        let next = match self {
+            State::Uncounted => return None,
+            State::Unclaimed(_) => panic!("a lease was called that is not ready"),
+            State::Claimed(claim) => Self::unclaimed(claim.usage()),
+        };
+        match std::mem::replace(self, next) {
+            State::Claimed(claim) => Some(claim),
+            State::Uncounted | State::Unclaimed(_) => None,
+        }
+    }
+}
+
+impl<S> Leased<S> {
+    pub(crate) fn uncounted(service: S) -> Self {
+        Self {
+            service,
+            claim: State::Uncounted,
+            hold: UntilResponse,
+            counts: EveryRequest,
+        }
+    }
+
+    pub(crate) fn counted(service: S, usage: &Arc<Usage>) -> Self {
+        Self::claimed(service, usage, UntilResponse, EveryRequest)
+    }
+}
+
+impl<S, H, P> Leased<S, H, P> {
+    pub(crate) fn claimed(service: S, usage: &Arc<Usage>, hold: H, counts: P) -> Self {
+        Self {
+            service,
+            claim: State::claim(usage),
+            hold,
+            counts,
+        }
+    }
+
+    /// The service.
+    pub const fn get_ref(&self) -> &S {
+        &self.service
+    }
+
+    /// The service, to change it.
+    pub const fn get_mut(&mut self) -> &mut S {
+        &mut self.service
+    }
+}
+
+/// A clone has no claim: its `poll_ready` takes its own.
+impl<S: Clone, H: Clone, P: Clone> Clone for Leased<S, H, P> {
+    fn clone(&self) -> Self {
+        Self {
+            service: self.service.clone(),
+            claim: match &self.claim {
+                State::Uncounted => State::Uncounted,
+                State::Unclaimed(unclaimed) => State::unclaimed(&unclaimed.usage),
+                State::Claimed(claim) => State::unclaimed(claim.usage()),
+            },
+            hold: self.hold.clone(),
+            counts: self.counts.clone(),
+        }
+    }
+}
+
+impl<S, H, P, Req> Service<Req> for Leased<S, H, P>
+where
+    S: Service<Req>,
+    S::Error: Into<BoxError>,
+    H: Hold<S::Response>,
+    P: CountsAsUse<Req>,
+{
+    type Response = H::Response;
+    type Error = Error;
+    type Future = LeasedFuture<S::Future, H>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if let State::Unclaimed(Unclaimed { usage, key }) = &mut self.claim {
+            match ready!(usage.poll_claim(key, cx.waker())) {
+                Ok(claim) => self.claim = State::Claimed(claim),
+                Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
+            }
+        }
+        self.service.poll_ready(cx).map_err(Error::service)
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        let mut claim = self.claim.take();
+        if let Some(claim) = &mut claim {
+            if !self.counts.counts(&request) {
+                claim.keep_recency();
+            }
+        }
+        LeasedFuture {
+            future: Some(self.service.call(request)),
+            busy: Busy(claim),
+            hold: self.hold.clone(),
+        }
+    }
+}
+
+/// For leases that are not services.
+impl<S, H, P> Deref for Leased<S, H, P> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.service
+    }
+}
+
+impl<S: fmt::Debug, H, P> fmt::Debug for Leased<S, H, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leased")
+            .field("service", &self.service)
+            .field("claimed", &matches!(self.claim, State::Claimed(_)))
+            .finish_non_exhaustive()
+    }
+}
+
+/// The response future of [`Leased`]. Dropping it drops the call and then ends the use.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct LeasedFuture<F, H> {
+    /// Dropped before the claim: the use lasts as long as the call has anything in hand.
+    #[pin]
+    future: Option<F>,
+    busy: Busy,
+    hold: H,
+}
+
+impl<F, H, Res, E> Future for LeasedFuture<F, H>
+where
+    F: Future<Output = Result<Res, E>>,
+    E: Into<BoxError>,
+    H: Hold<Res>,
+{
+    type Output = Result<H::Response, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let future = this.future.as_mut().as_pin_mut();
+        let result = match future.expect("polled after it was done").poll(cx) {
+            Poll::Ready(result) => result.map_err(Error::service),
+            Poll::Pending => {
+                ready!(this.busy.poll_cut(cx));
+                Err(Error::new(ErrorKind::Stopped))
+            }
+        };
+        this.future.set(None);
+        let busy = Busy(this.busy.0.take());
+        Poll::Ready(result.map(|response| this.hold.hold(response, busy)))
+    }
+}
+
+impl<F, H> fmt::Debug for LeasedFuture<F, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeasedFuture")
+            .field("busy", &self.busy)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,23 @@
+//! Backends that exist only while somebody needs them, as tower layers for any async runtime.
+#![forbid(unsafe_code)]
+// The core serves whichever layers are built; with all of them, all of it is used.
+#![cfg_attr(not(feature = "full"), allow(dead_code))]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod backend;
+mod error;
+mod lease;
+mod runtime;
+mod sync;
+mod target;
+mod usage;
+mod wakers;
+
+pub use crate::{
+    backend::{Backend, DropToStop, MapService, Retired, Stopped},
+    error::{BoxError, Clock, Error, ErrorKind, NoRoom},
+    lease::{Busy, CountsAsUse, EveryRequest, Hold, Leased, LeasedFuture, UntilResponse},
+    runtime::{BoxFuture, Runtime},
+    target::{Named, Target},
+    usage::Eviction,
+};

@@ -1,0 +1,21 @@
+//! The one place that chooses between std's primitives and loom's.
+//!
+//! Memory is always std's `Arc` (loom's cannot be a trait object); what decides an interleaving,
+//! locks and atomics, is loom's under `--cfg on_demand_loom`.
+
+pub(crate) use std::sync::{Arc, Weak};
+
+#[cfg(on_demand_loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+#[cfg(not(on_demand_loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
+
+pub(crate) use slab::Slab;
+
+/// Locks, whoever panicked before: no user code runs under a lock of this crate, so what a
+/// poisoned lock protects is whole.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

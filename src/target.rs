@@ -1,0 +1,136 @@
+//! `Target`: the name of what is started; `Intent`: what its starter says of a start.
+
+use std::{cell::RefCell, ops::Deref, sync::Arc};
+
+/// What a backend is started from, with the name that errors, events and status give it.
+///
+/// A maker (`MakeService`) gets a clone of it at every start. Strings are their own names; anything
+/// else gets one by [`Named`], by an impl of its own, or by `LazyStartLayer::name`.
+///
+/// ```
+/// use tower_on_demand::{Named, Target};
+///
+/// let target = Named::new("probe", 8080_u16);
+/// assert_eq!(target.name(), "probe");
+/// assert_eq!(*target, 8080);
+/// ```
+pub trait Target: Clone + Send + 'static {
+    /// The name.
+    fn name(&self) -> &str;
+}
+
+impl Target for String {
+    fn name(&self) -> &str {
+        self
+    }
+}
+
+impl Target for &'static str {
+    fn name(&self) -> &str {
+        self
+    }
+}
+
+impl Target for Arc<str> {
+    fn name(&self) -> &str {
+        self
+    }
+}
+
+/// For makers that always make the same.
+impl Target for () {
+    fn name(&self) -> &str {
+        "backend"
+    }
+}
+
+/// A target with a name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Named<T> {
+    name: Arc<str>,
+    target: T,
+}
+
+impl<T> Named<T> {
+    /// `target`, named `name`.
+    pub fn new(name: impl Into<Arc<str>>, target: T) -> Self {
+        Self {
+            name: name.into(),
+            target,
+        }
+    }
+
+    /// The target itself.
+    pub fn into_inner(self) -> T {
+        self.target
+    }
+}
+
+impl<T> Deref for Named<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.target
+    }
+}
+
+impl<T: Clone + Send + 'static> Target for Named<T> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// What the one who starts a backend says of this start to the layers below.
+///
+/// The layers do not know each other, and a maker is anybody's `Service<Target>`, so it goes along
+/// beside the target: set while the maker is called (`call`, not the future), read by whoever is
+/// called. A layer that calls from elsewhere, tower's `Buffer` for one, loses it, and the start is
+/// an ordinary one.
+#[derive(Debug, Clone)]
+pub(crate) struct Intent {
+    pub(crate) name: Arc<str>,
+    pub(crate) urgency: Urgency,
+    /// Names this start among all of this process.
+    pub(crate) start: StartId,
+    /// The start of the instance this one replaces while that still runs.
+    pub(crate) replaces: Option<StartId>,
+}
+
+/// Names a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct StartId(pub(crate) u64);
+
+/// What a start may do to others, and where it stands in line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Urgency {
+    /// Calls wait for it: room is made for it, in arrival order.
+    #[default]
+    Demand,
+    /// Nobody waits for it: it takes free room or none, and evicts nobody.
+    FreeOnly,
+    /// What must keep running has crashed: room is made for it, before all others.
+    Restart,
+}
+
+thread_local! {
+    static INTENT: RefCell<Option<Intent>> = const { RefCell::new(None) };
+}
+
+impl Intent {
+    /// The intent of the start whose maker is being called on this thread.
+    pub(crate) fn current() -> Option<Self> {
+        INTENT.with_borrow(Clone::clone)
+    }
+
+    /// Runs `call` under this intent.
+    pub(crate) fn scope<R>(self, call: impl FnOnce() -> R) -> R {
+        struct Restore(Option<Intent>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                INTENT.set(self.0.take());
+            }
+        }
+        let _restore = Restore(INTENT.replace(Some(self)));
+        call()
+    }
+}

@@ -1,0 +1,489 @@
+//! The usage word of one instance: who uses it, and whether it may still be used.
+//!
+//! # One word
+//!
+//! Everything that decides between a call and an evictor stands in one atomic word:
+//!
+//! ```text
+//! | epoch (32 bits) | flags (8) | count (24) |
+//! ```
+//!
+//! - `count`: uses in progress. A claim raises it, the end of the use lowers it.
+//! - `epoch`: +1 per claim. An evictor closes the *exact word* its decision saw. A use that came and
+//!   went in between has moved the epoch, so the close is refused, whatever the clock's resolution.
+//! - `CLOSED`: no more claims, for ever. With `count` 0: drained, for ever.
+//! - `WANTED`: somebody waits for this instance to fall idle. It is in this word, not beside it, so the
+//!   release that brings the count to 0 takes it in the same step: with two words, a release that
+//!   reads "not wanted" and a wanter that reads "still busy" can both have read the past (loom finds
+//!   that even with `SeqCst`).
+//! - `BORN`: nobody has claimed it yet. Room is never made of a born instance: between "ready" and
+//!   "used" it would be idle, and starters would take it from each other for ever.
+//! - `YIELDING`: new claims wait; when the count falls to 0 it closes.
+//! - `CUT`: uses in progress shall end now.
+//!
+//! # Notices
+//!
+//! Waiting is slow-path: wakers stand under a lock beside the word. Whoever changes the word does so
+//! *before* it takes that lock, and whoever waits registers under the lock and *then* reads the word
+//! again: one of the two sees the other.
+
+use std::{any::Any, fmt, task::Poll, task::Waker};
+
+use crate::{
+    sync::{Arc, Mutex, Weak, atomic::AtomicU64, atomic::Ordering, lock},
+    wakers::Wakers,
+};
+
+const COUNT: u64 = (1 << 24) - 1;
+const CLOSED: u64 = 1 << 24;
+const WANTED: u64 = 1 << 25;
+const BORN: u64 = 1 << 26;
+const YIELDING: u64 = 1 << 27;
+const CUT: u64 = 1 << 28;
+const EPOCH: u64 = 1 << 32;
+
+/// The clock that stamps the end of a use, in nanoseconds since a fixed moment.
+pub(crate) trait Recency: Send + Sync {
+    fn now(&self) -> u64;
+}
+
+/// Somebody who waits for instances to fall idle.
+pub(crate) trait Wanting: Send + Sync {
+    /// `usage` was [wanted](Usage::want) and fell idle just now, or closed.
+    fn fell_idle(&self, usage: &Arc<Usage>);
+}
+
+/// Why an instance must not be used any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Eviction {
+    /// It was unused for its idle bound.
+    Idle,
+    /// A start needed its room.
+    Room,
+    /// A start had waited for its room past `yield_after`, and its last call in flight has ended.
+    Yield,
+    /// More was running than the limit allows.
+    Over,
+}
+
+/// The usage of one instance, counted by its claims.
+pub struct Usage {
+    word: AtomicU64,
+    /// When the last use ended (or when it became ready), by `clock`.
+    ended: AtomicU64,
+    clock: Arc<dyn Recency>,
+    notices: Mutex<Notices>,
+}
+
+#[derive(Default)]
+struct Notices {
+    /// Set once, after `CLOSED`.
+    closed: Option<Closed>,
+    wanting: Option<Weak<dyn Wanting>>,
+    /// Those who wait for `closed`.
+    closing: Wakers,
+    /// Those who wait for `CLOSED` and count 0.
+    draining: Wakers,
+    /// Those whose claim waits while `YIELDING`.
+    yielding: Wakers,
+    /// Uses in progress that must hear of `CUT`.
+    cutting: Wakers,
+    /// What is held until the last use has ended.
+    parting: Vec<Box<dyn Any + Send>>,
+}
+
+/// How an instance was closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// By a policy, while it was idle.
+    Evicted(Eviction),
+    /// By its owner, whatever was in flight.
+    ByOwner,
+}
+
+/// Why a claim was not to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Closed,
+    /// Ask again when woken: see [`Usage::poll_claim`].
+    Yielding,
+}
+
+/// One reading of the word, which a decision can be based on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Look(u64);
+
+impl Look {
+    pub(crate) fn count(self) -> u32 {
+        (self.0 & COUNT) as u32
+    }
+    pub(crate) fn is_closed(self) -> bool {
+        self.0 & CLOSED != 0
+    }
+    pub(crate) fn is_born(self) -> bool {
+        self.0 & BORN != 0
+    }
+    pub(crate) fn is_yielding(self) -> bool {
+        self.0 & YIELDING != 0
+    }
+    pub(crate) fn is_cut(self) -> bool {
+        self.0 & CUT != 0
+    }
+    /// Open and unused: an age bound may close it.
+    pub(crate) fn is_idle(self) -> bool {
+        self.0 & (CLOSED | COUNT) == 0
+    }
+    fn is_drained(self) -> bool {
+        self.0 & (CLOSED | COUNT) == CLOSED
+    }
+}
+
+impl Usage {
+    pub(crate) fn new(clock: Arc<dyn Recency>) -> Arc<Self> {
+        Arc::new(Self {
+            word: AtomicU64::new(BORN),
+            ended: AtomicU64::new(clock.now()),
+            clock,
+            notices: Mutex::new(Notices::default()),
+        })
+    }
+
+    pub(crate) fn look(&self) -> Look {
+        Look(self.word.load(Ordering::Acquire))
+    }
+
+    /// When the last use ended; before the first one, when the instance became ready.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// The recency clock's now.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    /// Claims the instance for one use.
+    pub(crate) fn claim(self: &Arc<Self>) -> Result<Claim, Refused> {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            if word & CLOSED != 0 {
+                return Err(Refused::Closed);
+            }
+            if word & YIELDING != 0 {
+                return Err(Refused::Yielding);
+            }
+            assert!(word & COUNT != COUNT, "16,777,215 uses of one instance");
+            let claimed = (word & !BORN).wrapping_add(EPOCH + 1);
+            match self.swap(word, claimed) {
+                Ok(()) => break,
+                Err(now) => word = now,
+            }
+        }
+        Ok(Claim {
+            usage: self.clone(),
+            moves_recency: true,
+            cut_key: None,
+        })
+    }
+
+    /// Claims the instance; while it is yielding, registers `waker` under `key` and is pending.
+    pub(crate) fn poll_claim(
+        self: &Arc<Self>,
+        key: &mut Option<usize>,
+        waker: &Waker,
+    ) -> Poll<Result<Claim, Refused>> {
+        match self.claim() {
+            Err(Refused::Yielding) => {}
+            decided => {
+                self.forget_claim(key);
+                return Poll::Ready(decided);
+            }
+        }
+        let waker = waker.clone();
+        let old = lock(&self.notices).yielding.register(key, waker);
+        drop(old);
+        match self.claim() {
+            Err(Refused::Yielding) => Poll::Pending,
+            decided => {
+                self.forget_claim(key);
+                Poll::Ready(decided)
+            }
+        }
+    }
+
+    /// Ends the registration of [`poll_claim`](Self::poll_claim).
+    pub(crate) fn forget_claim(&self, key: &mut Option<usize>) {
+        if key.is_some() {
+            let old = lock(&self.notices).yielding.remove(key);
+            drop(old);
+        }
+    }
+
+    /// Closes the instance for `why` if the word is still the one `seen`, which must be idle.
+    pub(crate) fn close(self: &Arc<Self>, seen: Look, why: Eviction) -> bool {
+        debug_assert!(seen.is_idle());
+        let closed = (seen.0 | CLOSED) & !(WANTED | YIELDING);
+        let swapped =
+            self.word
+                .compare_exchange(seen.0, closed, Ordering::AcqRel, Ordering::Relaxed);
+        if swapped.is_err() {
+            return false;
+        }
+        self.tell_closed(Closed::Evicted(why), seen.0 & WANTED != 0, true);
+        true
+    }
+
+    /// Closes the instance at once: uses in progress go on, no new one begins. False if it was closed.
+    pub(crate) fn close_now(self: &Arc<Self>) -> bool {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            if word & CLOSED != 0 {
+                return false;
+            }
+            match self.swap(word, (word | CLOSED) & !(WANTED | YIELDING)) {
+                Ok(()) => break,
+                Err(now) => word = now,
+            }
+        }
+        self.tell_closed(Closed::ByOwner, word & WANTED != 0, word & COUNT == 0);
+        true
+    }
+
+    /// Asks for a notice to `wanting` when the instance falls idle, and says how it stands now: if
+    /// it is idle already there is no notice, and the caller may close it.
+    pub(crate) fn want(&self, wanting: &Weak<dyn Wanting>) -> Look {
+        {
+            let mut notices = lock(&self.notices);
+            if notices.wanting.is_none() {
+                notices.wanting = Some(wanting.clone());
+            }
+        }
+        self.set(WANTED, |word| word & CLOSED != 0 || word & COUNT == 0)
+    }
+
+    /// Nobody waits any more.
+    pub(crate) fn unwant(&self) {
+        self.word.fetch_and(!WANTED, Ordering::AcqRel);
+    }
+
+    /// Lets new claims wait; the end of the last use in progress closes the instance. If it is
+    /// idle already nothing is changed, and the caller may close it.
+    pub(crate) fn start_yielding(&self) -> Look {
+        self.set(YIELDING, |word| word & CLOSED != 0 || word & COUNT == 0)
+    }
+
+    /// Takes [`start_yielding`](Self::start_yielding) back: those who wait may claim.
+    pub(crate) fn stop_yielding(&self) {
+        let before = self.word.fetch_and(!YIELDING, Ordering::AcqRel);
+        if before & YIELDING != 0 {
+            let wake = lock(&self.notices).yielding.take();
+            wake.wake();
+        }
+    }
+
+    /// Tells every use in progress to end now.
+    pub(crate) fn cut(&self) {
+        self.word.fetch_or(CUT, Ordering::AcqRel);
+        let wake = lock(&self.notices).cutting.take();
+        wake.wake();
+    }
+
+    /// Pending until the instance is closed.
+    pub(crate) fn poll_closed(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<Closed> {
+        let waker = waker.clone();
+        let mut notices = lock(&self.notices);
+        let (old, poll) = match notices.closed {
+            Some(closed) => (notices.closing.remove(key), Poll::Ready(closed)),
+            None => (notices.closing.register(key, waker), Poll::Pending),
+        };
+        drop(notices);
+        drop(old);
+        poll
+    }
+
+    /// Ends the registration of [`poll_closed`](Self::poll_closed).
+    pub(crate) fn forget_closed(&self, key: &mut Option<usize>) {
+        if key.is_some() {
+            let old = lock(&self.notices).closing.remove(key);
+            drop(old);
+        }
+    }
+
+    /// Pending until the instance is closed and its last use has ended.
+    pub(crate) fn poll_drained(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+        let waker = waker.clone();
+        let mut notices = lock(&self.notices);
+        let (old, poll) = if self.look().is_drained() {
+            (notices.draining.remove(key), Poll::Ready(()))
+        } else {
+            (notices.draining.register(key, waker), Poll::Pending)
+        };
+        drop(notices);
+        drop(old);
+        poll
+    }
+
+    /// Ends the registration of [`poll_drained`](Self::poll_drained).
+    pub(crate) fn forget_drained(&self, key: &mut Option<usize>) {
+        if key.is_some() {
+            let old = lock(&self.notices).draining.remove(key);
+            drop(old);
+        }
+    }
+
+    /// Holds `what` until the instance is closed and its last use has ended.
+    pub(crate) fn hold_until_drained(&self, what: Box<dyn Any + Send>) {
+        let mut notices = lock(&self.notices);
+        if self.look().is_drained() {
+            drop(notices);
+            drop(what);
+        } else {
+            notices.parting.push(what);
+        }
+    }
+
+    fn swap(&self, seen: u64, next: u64) -> Result<(), u64> {
+        self.word
+            .compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Relaxed)
+            .map(drop)
+    }
+
+    /// Sets `flag` unless `refuse`, and says how the word stands then.
+    fn set(&self, flag: u64, refuse: impl Fn(u64) -> bool) -> Look {
+        let mut word = self.word.load(Ordering::Acquire);
+        loop {
+            if word & flag != 0 || refuse(word) {
+                return Look(word);
+            }
+            match self.swap(word, word | flag) {
+                Ok(()) => return Look(word | flag),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// The end of one use.
+    fn release(self: &Arc<Self>, moves_recency: bool) {
+        if moves_recency {
+            // Before the count falls: whoever sees the instance idle sees since when.
+            self.ended.store(self.clock.now(), Ordering::Relaxed);
+        }
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            let mut next = word - 1;
+            if next & COUNT == 0 {
+                if next & YIELDING != 0 {
+                    next |= CLOSED;
+                }
+                next &= !(WANTED | YIELDING);
+            }
+            match self.swap(word, next) {
+                // `WANTED` is for the one release that cleared it; the others are done here.
+                Ok(()) if next & COUNT == 0 && word & (CLOSED | WANTED | YIELDING) != 0 => break,
+                Ok(()) => return,
+                Err(now) => word = now,
+            }
+        }
+        if word & CLOSED != 0 {
+            self.tell_drained();
+        } else if word & YIELDING != 0 {
+            self.tell_closed(Closed::Evicted(Eviction::Yield), word & WANTED != 0, true);
+        } else {
+            self.tell_wanting();
+        }
+    }
+
+    fn tell_closed(self: &Arc<Self>, how: Closed, wanted: bool, drained: bool) {
+        let mut notices = lock(&self.notices);
+        notices.closed = Some(how);
+        let mut wake = notices.closing.take();
+        wake.extend(notices.yielding.take());
+        drop(notices);
+        wake.wake();
+        if drained {
+            self.tell_drained();
+        }
+        if wanted {
+            self.tell_wanting();
+        }
+    }
+
+    fn tell_drained(&self) {
+        let mut notices = lock(&self.notices);
+        let parting = std::mem::take(&mut notices.parting);
+        let wake = notices.draining.take();
+        drop(notices);
+        drop(parting);
+        wake.wake();
+    }
+
+    fn tell_wanting(self: &Arc<Self>) {
+        let wanting = lock(&self.notices).wanting.clone();
+        if let Some(wanting) = wanting.and_then(|wanting| wanting.upgrade()) {
+            wanting.fell_idle(self);
+        }
+    }
+}
+
+impl fmt::Debug for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let look = self.look();
+        f.debug_struct("Usage")
+            .field("count", &look.count())
+            .field("closed", &look.is_closed())
+            .field("yielding", &look.is_yielding())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One use in progress. Dropping it ends the use.
+pub(crate) struct Claim {
+    usage: Arc<Usage>,
+    moves_recency: bool,
+    cut_key: Option<usize>,
+}
+
+impl Claim {
+    pub(crate) fn usage(&self) -> &Arc<Usage> {
+        &self.usage
+    }
+
+    /// This use counts while it lasts, but its end is no sign that anybody wants the instance.
+    pub(crate) fn keep_recency(&mut self) {
+        self.moves_recency = false;
+    }
+
+    /// Pending until the instance's uses in progress are to end now.
+    pub(crate) fn poll_cut(&mut self, waker: &Waker) -> Poll<()> {
+        if self.usage.look().is_cut() {
+            return Poll::Ready(());
+        }
+        let waker = waker.clone();
+        let mut notices = lock(&self.usage.notices);
+        let old = notices.cutting.register(&mut self.cut_key, waker);
+        drop(notices);
+        drop(old);
+        if self.usage.look().is_cut() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.cut_key.is_some() {
+            let old = lock(&self.usage.notices).cutting.remove(&mut self.cut_key);
+            drop(old);
+        }
+        self.usage.release(self.moves_recency);
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Claim").field(&self.usage).finish()
+    }
+}

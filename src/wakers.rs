@@ -1,0 +1,68 @@
+//! A set of wakers under somebody else's lock.
+//!
+//! Cloning, waking and dropping a waker is user code. So nothing here does any of it: whoever holds
+//! the lock clones before taking it, and drops or wakes what comes back after giving it up.
+
+use std::task::Waker;
+
+use crate::sync::Slab;
+
+/// Wakers of tasks that wait for one event, each under a key its waiter keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Wakers {
+    slots: Slab<Option<Waker>>,
+}
+
+impl Wakers {
+    /// Registers `waker` under `key`, a new one if it is `None`. Gives back the waker it replaces.
+    #[must_use = "drop it outside the lock"]
+    pub(crate) fn register(&mut self, key: &mut Option<usize>, waker: Waker) -> Option<Waker> {
+        match *key {
+            Some(key) => self.slots[key].replace(waker),
+            None => {
+                *key = Some(self.slots.insert(Some(waker)));
+                None
+            }
+        }
+    }
+
+    /// Ends the registration `key`. Gives back its waker.
+    #[must_use = "drop it outside the lock"]
+    pub(crate) fn remove(&mut self, key: &mut Option<usize>) -> Option<Waker> {
+        self.slots.remove(key.take()?)
+    }
+
+    /// Whether nobody is registered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Takes every waker. The registrations stay, and register again when they are polled.
+    pub(crate) fn take(&mut self) -> WakeList {
+        WakeList(
+            self.slots
+                .iter_mut()
+                .filter_map(|(_, slot)| slot.take())
+                .collect(),
+        )
+    }
+}
+
+/// Wakers to be woken once the lock is given up.
+#[derive(Debug, Default)]
+#[must_use = "wake it outside the lock"]
+pub(crate) struct WakeList(Vec<Waker>);
+
+impl WakeList {
+    pub(crate) fn push(&mut self, waker: Option<Waker>) {
+        self.0.extend(waker);
+    }
+
+    pub(crate) fn extend(&mut self, other: WakeList) {
+        self.0.extend(other.0);
+    }
+
+    pub(crate) fn wake(self) {
+        self.0.into_iter().for_each(Waker::wake);
+    }
+}

@@ -14,6 +14,7 @@ use tower_service::Service;
 
 use crate::{
     error::{BoxError, Error, ErrorKind},
+    matches::{Matches, Nothing},
     usage::{Claim, Refused, Usage},
 };
 
@@ -42,33 +43,6 @@ impl<Res> Hold<Res> for UntilResponse {
     }
 }
 
-/// Which requests are a sign that the backend is wanted.
-///
-/// A blanket impl takes any `Fn(&Req) -> bool`.
-pub trait CountsAsUse<Req>: Clone + Send + Sync + 'static {
-    /// Whether the end of this request restarts the idle clock.
-    fn counts(&self, request: &Req) -> bool;
-}
-
-/// Every request is a use.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct EveryRequest;
-
-impl<Req> CountsAsUse<Req> for EveryRequest {
-    fn counts(&self, _request: &Req) -> bool {
-        true
-    }
-}
-
-impl<F, Req> CountsAsUse<Req> for F
-where
-    F: Fn(&Req) -> bool + Clone + Send + Sync + 'static,
-{
-    fn counts(&self, request: &Req) -> bool {
-        self(request)
-    }
-}
-
 /// One use of an instance: as long as it lives the instance is busy, and no policy stops it.
 #[derive(Debug)]
 #[must_use = "the use ends when it is dropped"]
@@ -93,11 +67,11 @@ impl Busy {
 /// discard this service, send the same request to another. The claim goes from `call` into the
 /// response future, and from there where [`Hold`] says; the next `poll_ready` takes a new one. A
 /// readied lease that is never called keeps its claim until it is dropped.
-pub struct Leased<S, H = UntilResponse, P = EveryRequest> {
+pub struct Leased<S, H = UntilResponse, P = Nothing> {
     service: S,
     claim: State,
     hold: H,
-    counts: P,
+    not_use: P,
 }
 
 enum State {
@@ -155,22 +129,22 @@ impl<S> Leased<S> {
             service,
             claim: State::Uncounted,
             hold: UntilResponse,
-            counts: EveryRequest,
+            not_use: Nothing,
         }
     }
 
     pub(crate) fn counted(service: S, usage: &Arc<Usage>) -> Self {
-        Self::claimed(service, usage, UntilResponse, EveryRequest)
+        Self::claimed(service, usage, UntilResponse, Nothing)
     }
 }
 
 impl<S, H, P> Leased<S, H, P> {
-    pub(crate) fn claimed(service: S, usage: &Arc<Usage>, hold: H, counts: P) -> Self {
+    pub(crate) fn claimed(service: S, usage: &Arc<Usage>, hold: H, not_use: P) -> Self {
         Self {
             service,
             claim: State::claim(usage),
             hold,
-            counts,
+            not_use,
         }
     }
 
@@ -196,7 +170,7 @@ impl<S: Clone, H: Clone, P: Clone> Clone for Leased<S, H, P> {
                 State::Claimed(claim) => State::unclaimed(claim.usage()),
             },
             hold: self.hold.clone(),
-            counts: self.counts.clone(),
+            not_use: self.not_use.clone(),
         }
     }
 }
@@ -206,7 +180,7 @@ where
     S: Service<Req>,
     S::Error: Into<BoxError>,
     H: Hold<S::Response>,
-    P: CountsAsUse<Req>,
+    P: Matches<Req>,
 {
     type Response = H::Response;
     type Error = Error;
@@ -225,7 +199,7 @@ where
     fn call(&mut self, request: Req) -> Self::Future {
         let mut claim = self.claim.take();
         if let Some(claim) = &mut claim {
-            if !self.counts.counts(&request) {
+            if self.not_use.matches(&request) {
                 claim.keep_recency();
             }
         }

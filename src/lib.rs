@@ -7,6 +7,7 @@
 mod backend;
 mod error;
 mod lease;
+mod matches;
 mod runtime;
 mod sync;
 mod target;
@@ -16,7 +17,8 @@ mod wakers;
 pub use crate::{
     backend::{Backend, DropToStop, MapService, Retired, Stopped},
     error::{BoxError, Clock, Error, ErrorKind, NoRoom},
-    lease::{Busy, CountsAsUse, EveryRequest, Hold, Leased, LeasedFuture, UntilResponse},
+    lease::{Busy, Hold, Leased, LeasedFuture, UntilResponse},
+    matches::{Matches, Nothing},
     runtime::{BoxFuture, Runtime},
     target::{Named, Target},
     usage::Eviction,

@@ -14,6 +14,10 @@ mod target;
 mod usage;
 mod wakers;
 
+#[cfg(feature = "test-util")]
+#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+pub mod test_util;
+
 pub use crate::{
     backend::{Backend, DropToStop, MapService, Retired, Stopped},
     error::{BoxError, Clock, Error, ErrorKind, NoRoom},

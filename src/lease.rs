@@ -13,53 +13,11 @@ use pin_project::pin_project;
 use tower_service::Service;
 
 use crate::{
+    busy::{Begin, Busy, Hold, UntilResponse},
     error::{BoxError, Error, ErrorKind},
     matches::{Matches, Nothing},
     usage::{Claim, Refused, Usage},
 };
-
-/// How long a response keeps its backend in use.
-///
-/// There is no right default: a value is done when it is returned, a streamed body long after. So
-/// `IdleEvict::pair` asks for one.
-pub trait Hold<Res>: Clone + Send + Sync + 'static {
-    /// The response, with what it holds.
-    type Response;
-
-    /// Gives `busy` to `response`, or drops it.
-    fn hold(&self, response: Res, busy: Busy) -> Self::Response;
-}
-
-/// In use until the response is returned: for responses that are values.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct UntilResponse;
-
-impl<Res> Hold<Res> for UntilResponse {
-    type Response = Res;
-
-    fn hold(&self, response: Res, busy: Busy) -> Res {
-        drop(busy);
-        response
-    }
-}
-
-/// One use of an instance: as long as it lives the instance is busy, and no policy stops it.
-#[derive(Debug)]
-#[must_use = "the use ends when it is dropped"]
-pub struct Busy(Option<Claim>);
-
-impl Busy {
-    /// Ready when the use is to end now, since the drain of a deliberate stop is over.
-    ///
-    /// Whoever holds a use for long, a streamed body for one, polls this beside its own work and
-    /// ends with [`ErrorKind::Stopped`].
-    pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.0 {
-            Some(claim) => claim.poll_cut(cx.waker()),
-            None => Poll::Pending,
-        }
-    }
-}
 
 /// A service with its claim on the instance behind it, taken when it was lent.
 ///
@@ -177,14 +135,15 @@ impl<S: Clone, H: Clone, P: Clone> Clone for Leased<S, H, P> {
 
 impl<S, H, P, Req> Service<Req> for Leased<S, H, P>
 where
-    S: Service<Req>,
+    H: Begin<Req>,
+    H::Hold: Hold<S::Response>,
+    S: Service<H::Request>,
     S::Error: Into<BoxError>,
-    H: Hold<S::Response>,
     P: Matches<Req>,
 {
-    type Response = H::Response;
+    type Response = <H::Hold as Hold<S::Response>>::Response;
     type Error = Error;
-    type Future = LeasedFuture<S::Future, H>;
+    type Future = LeasedFuture<S::Future, H::Hold>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         if let State::Unclaimed(Unclaimed { usage, key }) = &mut self.claim {
@@ -203,10 +162,12 @@ where
                 claim.keep_recency();
             }
         }
+        let mut busy = Busy::new(claim);
+        let (request, hold) = self.hold.begin(request, &mut busy);
         LeasedFuture {
             future: Some(self.service.call(request)),
-            busy: Busy(claim),
-            hold: self.hold.clone(),
+            busy,
+            hold,
         }
     }
 }
@@ -259,7 +220,7 @@ where
             }
         };
         this.future.set(None);
-        let busy = Busy(this.busy.0.take());
+        let busy = this.busy.take();
         Poll::Ready(result.map(|response| this.hold.hold(response, busy)))
     }
 }

@@ -5,6 +5,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
+mod busy;
 mod error;
 mod lease;
 mod matches;
@@ -20,8 +21,9 @@ pub mod test_util;
 
 pub use crate::{
     backend::{Backend, DropToStop, MapService, Retired, Stopped},
+    busy::{Begin, Busy, Hold, UntilResponse},
     error::{BoxError, Clock, Error, ErrorKind, NoRoom},
-    lease::{Busy, Hold, Leased, LeasedFuture, UntilResponse},
+    lease::{Leased, LeasedFuture},
     matches::{Matches, Nothing},
     runtime::{BoxFuture, Runtime},
     target::{Named, Target},

@@ -183,7 +183,6 @@ impl Usage {
         Ok(Claim {
             usage: self.clone(),
             moves_recency: true,
-            cut_key: None,
         })
     }
 
@@ -287,6 +286,29 @@ impl Usage {
         self.word.fetch_or(CUT, Ordering::AcqRel);
         let wake = lock(&self.notices).cutting.take();
         wake.wake();
+    }
+
+    /// Pending until uses in progress are to end now.
+    pub(crate) fn poll_cut(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+        if self.look().is_cut() {
+            return Poll::Ready(());
+        }
+        let waker = waker.clone();
+        let old = lock(&self.notices).cutting.register(key, waker);
+        drop(old);
+        if self.look().is_cut() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+
+    /// Ends the registration of [`poll_cut`](Self::poll_cut).
+    pub(crate) fn forget_cut(&self, key: &mut Option<usize>) {
+        if key.is_some() {
+            let old = lock(&self.notices).cutting.remove(key);
+            drop(old);
+        }
     }
 
     /// Pending until the instance is closed.
@@ -441,7 +463,6 @@ impl fmt::Debug for Usage {
 pub(crate) struct Claim {
     usage: Arc<Usage>,
     moves_recency: bool,
-    cut_key: Option<usize>,
 }
 
 impl Claim {
@@ -453,31 +474,10 @@ impl Claim {
     pub(crate) fn keep_recency(&mut self) {
         self.moves_recency = false;
     }
-
-    /// Pending until the instance's uses in progress are to end now.
-    pub(crate) fn poll_cut(&mut self, waker: &Waker) -> Poll<()> {
-        if self.usage.look().is_cut() {
-            return Poll::Ready(());
-        }
-        let waker = waker.clone();
-        let mut notices = lock(&self.usage.notices);
-        let old = notices.cutting.register(&mut self.cut_key, waker);
-        drop(notices);
-        drop(old);
-        if self.usage.look().is_cut() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.cut_key.is_some() {
-            let old = lock(&self.usage.notices).cutting.remove(&mut self.cut_key);
-            drop(old);
-        }
         self.usage.release(self.moves_recency);
     }
 }

@@ -1,0 +1,189 @@
+//! `Busy`: one use of an instance; `Begin` and `Hold`: how long a call keeps it.
+
+use std::{
+    fmt,
+    task::{Context, Poll},
+};
+
+use crate::{
+    sync::Arc,
+    usage::{Claim, Usage},
+};
+
+/// What a hold does with a request on its way to the backend.
+///
+/// `IdleEvict::pair` asks for a hold, and there is no right default: a value is done when it is
+/// returned, a streamed body long after. [`UntilResponse`] is the one for values,
+/// `http::UntilBodyEnd` the one for HTTP. Write your own for responses that are neither:
+///
+/// ```
+/// use tower_on_demand::{Begin, Busy, Hold};
+///
+/// /// Responses are sessions, in use until they are dropped.
+/// #[derive(Clone)]
+/// struct UntilDropped;
+///
+/// struct Session<S> {
+///     session: S,
+///     _busy: Busy,
+/// }
+///
+/// impl<Req> Begin<Req> for UntilDropped {
+///     type Request = Req;
+///     type Hold = Self;
+///
+///     fn begin(&self, request: Req, _busy: &mut Busy) -> (Req, Self) {
+///         (request, Self)
+///     }
+/// }
+///
+/// impl<S> Hold<S> for UntilDropped {
+///     type Response = Session<S>;
+///
+///     fn hold(&self, session: S, busy: Busy) -> Session<S> {
+///         Session { session, _busy: busy }
+///     }
+/// }
+/// # let _ = |session: Session<()>| session.session;
+/// ```
+pub trait Begin<Req>: Clone + Send + Sync + 'static {
+    /// The request, with what it holds.
+    type Request;
+    /// What holds the response to this very request: a [`Hold`].
+    type Hold;
+
+    /// Looks at `request` before the backend gets it, and may give it a
+    /// [share](Busy::share) of `busy`.
+    fn begin(&self, request: Req, busy: &mut Busy) -> (Self::Request, Self::Hold);
+}
+
+/// How long a response keeps its backend in use.
+pub trait Hold<Res> {
+    /// The response, with what it holds.
+    type Response;
+
+    /// Gives `busy` to `response`, or drops it.
+    fn hold(&self, response: Res, busy: Busy) -> Self::Response;
+}
+
+/// In use until the response is returned: for responses that are values.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct UntilResponse;
+
+impl<Req> Begin<Req> for UntilResponse {
+    type Request = Req;
+    type Hold = Self;
+
+    fn begin(&self, request: Req, _busy: &mut Busy) -> (Req, Self) {
+        (request, Self)
+    }
+}
+
+impl<Res> Hold<Res> for UntilResponse {
+    type Response = Res;
+
+    fn hold(&self, response: Res, busy: Busy) -> Res {
+        drop(busy);
+        response
+    }
+}
+
+/// One use of an instance: as long as it lives the instance is busy, and no policy stops it.
+#[must_use = "the use ends when it is dropped"]
+pub struct Busy {
+    held: Held,
+    /// The registration of [`poll_cut`](Self::poll_cut).
+    cut_key: Option<usize>,
+}
+
+enum Held {
+    /// Somebody else counts, or nobody does.
+    Nothing,
+    Own(Claim),
+    Shared(Arc<Claim>),
+}
+
+impl Busy {
+    pub(crate) fn new(claim: Option<Claim>) -> Self {
+        let held = match claim {
+            Some(claim) => Held::Own(claim),
+            None => Held::Nothing,
+        };
+        Self {
+            held,
+            cut_key: None,
+        }
+    }
+
+    /// The use, leaving nothing behind.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::new(None))
+    }
+
+    pub(crate) fn usage(&self) -> Option<&Arc<Usage>> {
+        match &self.held {
+            Held::Nothing => None,
+            Held::Own(claim) => Some(claim.usage()),
+            Held::Shared(claim) => Some(claim.usage()),
+        }
+    }
+
+    /// Ready when the use is to end now, since the drain of a deliberate stop is over.
+    ///
+    /// Whoever holds a use for long, a streamed body for one, polls this beside its own work and
+    /// ends with [`ErrorKind::Stopped`](crate::ErrorKind::Stopped).
+    pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let usage = match &self.held {
+            Held::Nothing => return Poll::Pending,
+            Held::Own(claim) => claim.usage(),
+            Held::Shared(claim) => claim.usage(),
+        };
+        usage.poll_cut(&mut self.cut_key, cx.waker())
+    }
+
+    /// Whether the use is to end now. Registers no waker: for those who are never pending.
+    pub fn is_cut(&self) -> bool {
+        self.usage().is_some_and(|usage| usage.look().is_cut())
+    }
+
+    /// Another handle of this same use, which lasts until all its handles are dropped.
+    ///
+    /// It still counts as one. The first share of a use allocates.
+    pub fn share(&mut self) -> Self {
+        self.held = match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::Nothing => Held::Nothing,
+            Held::Own(claim) => Held::Shared(Arc::new(claim)),
+            Held::Shared(claim) => Held::Shared(claim),
+        };
+        self.again()
+    }
+
+    /// Another handle of a use that is shared already.
+    pub(crate) fn again(&self) -> Self {
+        let held = match &self.held {
+            Held::Shared(claim) => Held::Shared(claim.clone()),
+            Held::Nothing | Held::Own(_) => Held::Nothing,
+        };
+        Self {
+            held,
+            cut_key: None,
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if self.cut_key.is_some() {
+            let mut key = self.cut_key.take();
+            if let Some(usage) = self.usage() {
+                usage.forget_cut(&mut key);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Busy").field(&self.usage()).finish()
+    }
+}

@@ -157,8 +157,7 @@ fn order(seed: u64) -> Vec<usize> {
     }
     clock.run();
     assert_eq!(clock.tasks(), 0);
-    let order = order.lock().unwrap().clone();
-    order
+    order.lock().unwrap().clone()
 }
 
 #[test]

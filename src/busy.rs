@@ -115,17 +115,35 @@ impl Busy {
         }
     }
 
+    /// Claims the instance for a use that its last one may have left; `None` if it is closed or
+    /// yielding.
+    pub(crate) fn claim(usage: &Arc<Usage>, moves_recency: bool) -> Option<Self> {
+        let mut claim = usage.claim().ok()?;
+        if !moves_recency {
+            claim.keep_recency();
+        }
+        Some(Self::new(Some(claim)))
+    }
+
     /// The use, leaving nothing behind.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new(None))
     }
 
-    pub(crate) fn usage(&self) -> Option<&Arc<Usage>> {
+    fn get(&self) -> Option<&Claim> {
         match &self.held {
             Held::Nothing => None,
-            Held::Own(claim) => Some(claim.usage()),
-            Held::Shared(claim) => Some(claim.usage()),
+            Held::Own(claim) => Some(claim),
+            Held::Shared(claim) => Some(claim),
         }
+    }
+
+    pub(crate) fn usage(&self) -> Option<&Arc<Usage>> {
+        self.get().map(Claim::usage)
+    }
+
+    pub(crate) fn moves_recency(&self) -> bool {
+        self.get().is_some_and(Claim::moves_recency)
     }
 
     /// Ready when the use is to end now, since the drain of a deliberate stop is over.

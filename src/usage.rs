@@ -470,6 +470,10 @@ impl Claim {
         &self.usage
     }
 
+    pub(crate) fn moves_recency(&self) -> bool {
+        self.moves_recency
+    }
+
     /// This use counts while it lasts, but its end is no sign that anybody wants the instance.
     pub(crate) fn keep_recency(&mut self) {
         self.moves_recency = false;

@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use crate::{
@@ -64,6 +65,11 @@ pub trait Backend: Send + Sync + 'static {
     /// have ended or were given up. Default: dropping the last lease is what stops it.
     fn stop(&self) -> impl Future<Output = Stopped> + Send + 'static {
         std::future::ready(Stopped::WithTheLastLease)
+    }
+
+    /// How long [`stop`](Self::stop) may take before it is reported and given up. Default: 30 s.
+    fn stop_within(&self) -> Duration {
+        Duration::from_secs(30)
     }
 
     /// Tells what is wrapped that its uses are counted by `usage`.
@@ -248,6 +254,10 @@ where
 
     fn stop(&self) -> impl Future<Output = Stopped> + Send + 'static {
         self.backend.stop()
+    }
+
+    fn stop_within(&self) -> Duration {
+        self.backend.stop_within()
     }
 
     fn attach(&self, usage: &Arc<Usage>) {

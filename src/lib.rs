@@ -7,7 +7,13 @@
 mod backend;
 mod busy;
 mod error;
+#[cfg(feature = "lazy-start")]
+mod group;
+#[cfg(feature = "lazy-start")]
+pub mod lazy_start;
 mod lease;
+#[cfg(feature = "lazy-start")]
+mod lifecycle;
 mod matches;
 mod runtime;
 mod sync;
@@ -22,6 +28,12 @@ pub mod http;
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;
 
+#[cfg(feature = "lazy-start")]
+#[cfg_attr(docsrs, doc(cfg(feature = "lazy-start")))]
+pub use crate::{
+    group::Group,
+    lazy_start::{Handle, LazyStart, LazyStartLayer, State, Status},
+};
 pub use crate::{
     backend::{Backend, DropToStop, MapService, Retired, Stopped},
     busy::{Begin, Busy, Hold, UntilResponse},

@@ -1,6 +1,13 @@
 //! `Target`: the name of what is started; `Intent`: what its starter says of a start.
 
-use std::{cell::RefCell, ops::Deref, sync::Arc};
+use std::{
+    cell::RefCell,
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 /// What a backend is started from, with the name that errors, events and status give it.
 ///
@@ -99,6 +106,13 @@ pub(crate) struct Intent {
 /// Names a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StartId(pub(crate) u64);
+
+impl StartId {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// What a start may do to others, and where it stands in line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -27,7 +27,7 @@
 //! *before* it takes that lock, and whoever waits registers under the lock and *then* reads the word
 //! again: one of the two sees the other.
 
-use std::{any::Any, fmt, task::Poll, task::Waker};
+use std::{any::Any, fmt, sync::OnceLock, task::Poll, task::Waker};
 
 use crate::{
     sync::{Arc, Mutex, Weak, atomic::AtomicU64, atomic::Ordering, lock},
@@ -73,6 +73,8 @@ pub struct Usage {
     /// When the last use ended (or when it became ready), by `clock`.
     ended: AtomicU64,
     clock: Arc<dyn Recency>,
+    /// The backend's name, for the errors of its calls.
+    name: OnceLock<Arc<str>>,
     notices: Mutex<Notices>,
 }
 
@@ -145,8 +147,17 @@ impl Usage {
             word: AtomicU64::new(BORN),
             ended: AtomicU64::new(clock.now()),
             clock,
+            name: OnceLock::new(),
             notices: Mutex::new(Notices::default()),
         })
+    }
+
+    pub(crate) fn set_name(&self, name: Arc<str>) {
+        let _ = self.name.set(name);
+    }
+
+    pub(crate) fn name(&self) -> Option<&Arc<str>> {
+        self.name.get()
     }
 
     pub(crate) fn look(&self) -> Look {

@@ -1,0 +1,178 @@
+//! `lend()`: a lease for callers that make no service calls.
+
+use std::{
+    fmt,
+    future::Future,
+    ops::{Deref, DerefMut},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use crate::{
+    backend::Backend,
+    error::Error,
+    lifecycle::{Door, Waiting, core::Joined},
+    target::Urgency,
+    usage::{Claim, Usage},
+};
+
+/// A lease to keep: the backend is in use, and stays, until it is dropped.
+///
+/// For backends that are not services, a connection pool or a session:
+///
+/// ```
+/// # use tower::{Layer, service_fn};
+/// # use tower_on_demand::{DropToStop, LazyStartLayer, Runtime};
+/// # #[cfg(feature = "tokio")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_on_demand::Error> {
+/// #[derive(Clone)]
+/// struct Pool;
+/// impl Pool {
+///     fn query(&self) -> u32 { 42 }
+/// }
+///
+/// let maker = service_fn(|_: &'static str| async { Ok::<_, std::io::Error>(DropToStop::new(Pool)) });
+/// let pool = LazyStartLayer::new(Runtime::tokio(), "pool").layer(maker);
+///
+/// let lent = pool.lend().await?; // opens it, if nobody has yet
+/// assert_eq!(lent.query(), 42);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "tokio"))]
+/// # fn main() {}
+/// ```
+pub struct Lent<L> {
+    lease: L,
+    /// Ends after the lease is dropped. `None` where nobody counts.
+    _claim: Option<Claim>,
+}
+
+impl<L> Deref for Lent<L> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        &self.lease
+    }
+}
+
+impl<L> DerefMut for Lent<L> {
+    fn deref_mut(&mut self) -> &mut L {
+        &mut self.lease
+    }
+}
+
+impl<L: fmt::Debug> fmt::Debug for Lent<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lent").field(&self.lease).finish()
+    }
+}
+
+/// Resolves to a lease: see [`LazyStart::lend`](super::LazyStart::lend).
+#[must_use = "futures do nothing unless polled"]
+pub struct Lending<T, B: Backend> {
+    door: Arc<Door<T, B>>,
+    state: State<T, B>,
+}
+
+enum State<T, B: Backend> {
+    /// Any instance but this one.
+    Asking(Option<u64>),
+    Waiting(Waiting<T, B>),
+    /// A lease, and a place among those who wait while its instance yields.
+    Claiming {
+        lease: Option<B::Lease>,
+        generation: u64,
+        place: Place,
+    },
+}
+
+struct Place {
+    usage: Option<Arc<Usage>>,
+    key: Option<usize>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(usage) = &self.usage {
+            usage.forget_claim(&mut self.key);
+        }
+    }
+}
+
+impl<T, B: Backend> Lending<T, B> {
+    pub(crate) fn new(door: Arc<Door<T, B>>) -> Self {
+        Self {
+            door,
+            state: State::Asking(None),
+        }
+    }
+}
+
+impl<T, B: Backend> State<T, B> {
+    fn claiming(lease: B::Lease, generation: u64, usage: Option<Arc<Usage>>) -> Self {
+        State::Claiming {
+            lease: Some(lease),
+            generation,
+            place: Place { usage, key: None },
+        }
+    }
+}
+
+/// Nothing in it is pinned.
+impl<T, B: Backend> Unpin for Lending<T, B> {}
+
+impl<T, B> Future for Lending<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    type Output = Result<Lent<B::Lease>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            this.state = match &mut this.state {
+                State::Asking(not) => match this.door.join(*not, Urgency::Demand)? {
+                    Joined::Wait(waiting) => State::Waiting(waiting),
+                    Joined::Lease(lease, generation) => {
+                        State::claiming(lease, generation, this.door.core.usage())
+                    }
+                },
+                State::Waiting(waiting) => {
+                    let handed = ready!(Pin::new(waiting).poll(cx))?;
+                    State::claiming(handed.lease, handed.generation, handed.usage)
+                }
+                State::Claiming {
+                    lease,
+                    generation,
+                    place,
+                } => {
+                    let claim = match &place.usage {
+                        None => None,
+                        Some(usage) => match ready!(usage.poll_claim(&mut place.key, cx.waker())) {
+                            Ok(claim) => Some(claim),
+                            // Retired before it was ours: the next one, which somebody starts.
+                            Err(_) => {
+                                this.state = State::Asking(Some(*generation));
+                                continue;
+                            }
+                        },
+                    };
+                    let lease = lease.take().expect("polled after it was done");
+                    return Poll::Ready(Ok(Lent {
+                        lease,
+                        _claim: claim,
+                    }));
+                }
+            };
+        }
+    }
+}
+
+impl<T, B: Backend> fmt::Debug for Lending<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lending").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,251 @@
+//! What handles and groups can do to a backend whose types they do not know.
+
+use std::{
+    any::Any,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_channel::oneshot;
+
+use super::{
+    core::{Core, Door, Joined, wake},
+    desk::{Halt, Reload},
+    status::{State, Status},
+};
+use crate::{
+    backend::Backend,
+    error::{Error, ErrorKind},
+    sync::lock,
+    target::Urgency,
+    usage::Usage,
+};
+
+/// The outcome of an order.
+pub(crate) type Outcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+/// A new target, of the backend's own type.
+pub(crate) type AnyTarget = Option<Box<dyn Any + Send>>;
+
+/// Orders, from whoever holds the backend.
+pub(crate) trait Control: Send + Sync {
+    fn status(&self) -> Status;
+    fn start(self: Arc<Self>, urgency: Urgency) -> Outcome;
+    fn stop(&self) -> Outcome;
+    fn reload(&self, target: AnyTarget) -> Outcome;
+    fn reload_in_place(self: Arc<Self>, target: AnyTarget) -> Outcome;
+    fn unload(&self) -> Outcome;
+    fn load(&self);
+    fn reset(&self);
+    fn keep_running(&self, keep: bool);
+    fn usage(&self) -> Option<Arc<Usage>>;
+    fn until(self: Arc<Self>, state: State) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// What a group keeps of its members, without keeping them.
+pub(crate) trait Member: Send + Sync {
+    fn status(&self) -> Status;
+    /// `None` once the last handle is gone.
+    fn control(&self) -> Option<Arc<dyn Control>>;
+    /// Down for ever. Resolves when nothing of it is there.
+    fn shut_down(&self, drain: Option<Duration>) -> oneshot::Receiver<()>;
+}
+
+impl<T, B> Door<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    fn halt(&self, halt: Halt, unload: bool, target: Option<T>) -> oneshot::Receiver<()> {
+        let (done, halted) = oneshot::channel();
+        let mut old = None;
+        self.core.halt(halt, |desk| {
+            desk.halted.push(done);
+            desk.unloaded |= unload;
+            if target.is_some() {
+                old = std::mem::replace(&mut desk.next_target, target);
+            }
+        });
+        drop(old);
+        halted
+    }
+}
+
+fn own_type<T: 'static>(target: AnyTarget) -> Option<T> {
+    target.map(|target| *target.downcast::<T>().expect("a handle has its backend's target type"))
+}
+
+/// The order was carried out, or the owner is gone with all it held: either way it is done.
+fn done(halted: oneshot::Receiver<()>) -> Outcome {
+    Box::pin(async move {
+        let _ = halted.await;
+        Ok(())
+    })
+}
+
+impl<T, B> Control for Door<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    fn status(&self) -> Status {
+        self.core.status()
+    }
+
+    fn start(self: Arc<Self>, urgency: Urgency) -> Outcome {
+        // In place at once, as a call would be, whenever it is polled.
+        let joined = self.join(None, urgency);
+        Box::pin(async move {
+            match joined? {
+                Joined::Lease(..) => Ok(()),
+                Joined::Wait(waiting) => waiting.await.map(drop),
+            }
+        })
+    }
+
+    fn stop(&self) -> Outcome {
+        done(self.halt(Halt::Stop, false, None))
+    }
+
+    fn reload(&self, target: AnyTarget) -> Outcome {
+        let target = own_type(target);
+        let (done, reloaded) = oneshot::channel();
+        let mut desk = lock(&self.core.desk);
+        let mut old = None;
+        if desk.supply.is_some() {
+            // Nothing runs: the next start is the new one.
+            if target.is_some() {
+                old = std::mem::replace(&mut desk.next_target, target);
+            }
+            drop(desk);
+            let _ = done.send(Ok(()));
+        } else {
+            desk.reloads.push_back(Reload { target, done });
+            let owner = desk.owner.take();
+            drop(desk);
+            wake(owner);
+        }
+        drop(old);
+        let name = self.core.config.name.clone();
+        Box::pin(async move {
+            match reloaded.await {
+                Ok(result) => result,
+                Err(_) => Err(Error::new(ErrorKind::ShutDown).of(name)),
+            }
+        })
+    }
+
+    fn reload_in_place(self: Arc<Self>, target: AnyTarget) -> Outcome {
+        let owned = lock(&self.core.desk).supply.is_none();
+        let halted = self.halt(Halt::Restart, false, own_type(target));
+        Box::pin(async move {
+            let _ = halted.await;
+            if owned { self.start(Urgency::Demand).await } else { Ok(()) }
+        })
+    }
+
+    fn unload(&self) -> Outcome {
+        done(self.halt(Halt::Stop, true, None))
+    }
+
+    fn load(&self) {
+        let mut desk = lock(&self.core.desk);
+        desk.unloaded = false;
+        let told = desk.seen();
+        drop(desk);
+        told.wake();
+    }
+
+    fn reset(&self) {
+        let now = self.core.runtime.now();
+        let mut desk = lock(&self.core.desk);
+        desk.history.reset();
+        let told = match desk.state {
+            State::BackingOff => desk.enter(State::Stopped, now),
+            _ => desk.seen(),
+        };
+        let owner = desk.owner.take();
+        drop(desk);
+        told.wake();
+        wake(owner);
+    }
+
+    fn keep_running(&self, keep: bool) {
+        let mut desk = lock(&self.core.desk);
+        desk.keep_running = keep;
+        let owner = desk.owner.take();
+        drop(desk);
+        wake(owner);
+    }
+
+    fn usage(&self) -> Option<Arc<Usage>> {
+        self.core.usage()
+    }
+
+    fn until(self: Arc<Self>, state: State) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let now = self.core.runtime.now();
+        let mut desk = lock(&self.core.desk);
+        let there = desk.shown(&self.core.config.policy, now) == state;
+        let key = (!there).then(|| desk.watch(state));
+        drop(desk);
+        Box::pin(Until { door: self, key })
+    }
+}
+
+impl<T, B> Member for Core<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    fn status(&self) -> Status {
+        Core::status(self)
+    }
+
+    fn control(&self) -> Option<Arc<dyn Control>> {
+        let door = self.door.get()?.upgrade()?;
+        Some(door)
+    }
+
+    fn shut_down(&self, drain: Option<Duration>) -> oneshot::Receiver<()> {
+        let (done, halted) = oneshot::channel();
+        self.halt(Halt::Stop, |desk| {
+            desk.shut_down = true;
+            desk.drain = drain.or(desk.drain);
+            desk.halted.push(done);
+        });
+        halted
+    }
+}
+
+/// Resolves when a state is reached, however short.
+struct Until<T, B: Backend> {
+    door: Arc<Door<T, B>>,
+    /// `None`: it was there already.
+    key: Option<usize>,
+}
+
+impl<T, B: Backend> Future for Until<T, B> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(key) = self.key else {
+            return Poll::Ready(());
+        };
+        let waker = cx.waker().clone();
+        let (seen, old) = lock(&self.door.core.desk).watched(key, waker);
+        drop(old);
+        if seen { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl<T, B: Backend> Drop for Until<T, B> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            let old = lock(&self.door.core.desk).unwatch(key);
+            drop(old);
+        }
+    }
+}

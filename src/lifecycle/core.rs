@@ -1,0 +1,263 @@
+//! What the owner, the callers and the handles of one backend share.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
+    time::Duration,
+};
+
+use super::{
+    backoff::Policy,
+    desk::{Desk, Halt, Handed, Supply},
+    owner::Owner,
+    status::{State, Status},
+    waiting::Waiting,
+};
+use crate::{
+    backend::Backend,
+    error::{Error, ErrorKind},
+    runtime::Runtime,
+    sync::lock,
+    target::{StartId, Urgency},
+    usage::Usage,
+    wakers::WakeList,
+};
+
+/// The settings of one backend.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) name: Arc<str>,
+    pub(crate) policy: Policy,
+    pub(crate) start_timeout: Option<Duration>,
+    pub(crate) drain_timeout: Duration,
+    /// The backend's own word for it if `None`.
+    pub(crate) stop_timeout: Option<Duration>,
+    pub(crate) max_callers: usize,
+    /// Whether a start is dropped when all who waited for it have left.
+    pub(crate) cancel: bool,
+    pub(crate) keep_running: bool,
+}
+
+/// One started backend.
+pub(crate) struct Instance<B> {
+    pub(crate) backend: B,
+    pub(crate) generation: u64,
+    pub(crate) start: StartId,
+    pub(crate) usage: Option<Arc<Usage>>,
+}
+
+pub(crate) struct Core<T, B: Backend> {
+    pub(crate) runtime: Runtime,
+    pub(crate) config: Config,
+    /// The running instance. Written by the owner only, and only under the desk's lock; so whoever
+    /// holds that lock sees state and slot agree.
+    pub(crate) slot: RwLock<Option<Arc<Instance<B>>>>,
+    pub(crate) desk: Mutex<Desk<T, B>>,
+    pub(crate) door: OnceLock<Weak<Door<T, B>>>,
+}
+
+impl<T, B> Core<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    pub(crate) fn new(runtime: Runtime, config: Config, supply: Supply<T, B>) -> Arc<Self> {
+        let mut desk = Desk::new(supply, runtime.now());
+        desk.keep_running = config.keep_running;
+        Arc::new(Self {
+            runtime,
+            config,
+            slot: RwLock::new(None),
+            desk: Mutex::new(desk),
+            door: OnceLock::new(),
+        })
+    }
+
+    /// A lease of the running instance, unless it is the one `not`.
+    ///
+    /// The hot path. `lease()` runs under the slot's read lock, the one place where user code runs
+    /// under a lock of ours: it saves a reference count per call, only the owner ever waits for
+    /// readers, and a panic of it leaves a read lock whole.
+    pub(crate) fn borrow(&self, not: Option<u64>) -> Option<(B::Lease, u64)> {
+        let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
+        let instance = slot.as_ref()?;
+        if Some(instance.generation) == not {
+            return None;
+        }
+        Some((instance.backend.lease(), instance.generation))
+    }
+
+    /// The usage word of the running instance.
+    pub(crate) fn usage(&self) -> Option<Arc<Usage>> {
+        let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
+        slot.as_ref()?.usage.clone()
+    }
+
+    /// Asks the owner to take the instance down: its lease failed to become ready.
+    pub(crate) fn distrust(&self, generation: u64, error: Error) {
+        let mut desk = lock(&self.desk);
+        if desk.state != State::Running || desk.generation != generation {
+            return;
+        }
+        let old = desk.distrusted.replace((generation, error));
+        let owner = desk.owner.take();
+        drop(desk);
+        drop(old);
+        wake(owner);
+    }
+
+    /// Asks the owner to bring it down. In flight: as the halt and `drain` say.
+    pub(crate) fn halt(&self, halt: Halt, change: impl FnOnce(&mut Desk<T, B>)) {
+        let usage = self.usage();
+        let mut desk = lock(&self.desk);
+        change(&mut desk);
+        let owner = desk.order_halt(halt);
+        let mut told = WakeList::default();
+        let mut done = Vec::new();
+        if desk.supply.is_some() {
+            // Nobody owns it, so nothing of it is there, and this is all there is to do.
+            told = desk.seen();
+            done = desk.halt_done();
+        }
+        drop(desk);
+        if let Some(usage) = usage {
+            // Calls that come now are not served by it any more.
+            usage.close_now();
+        }
+        wake(owner);
+        told.wake();
+        done.into_iter().for_each(|done| drop(done.send(())));
+    }
+
+    /// How long the calls in flight have when it is brought down.
+    pub(crate) fn drain_bound(&self) -> Duration {
+        let ordered = lock(&self.desk).drain;
+        ordered.unwrap_or(self.config.drain_timeout)
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        let now = self.runtime.now();
+        let usage = self.usage();
+        let desk = lock(&self.desk);
+        Status {
+            name: self.config.name.clone(),
+            state: desk.shown(&self.config.policy, now),
+            generation: desk.generation,
+            since: now.saturating_duration_since(desk.since),
+            in_flight: usage.as_ref().map(|usage| usage.look().count()),
+            last_use: usage
+                .as_ref()
+                .map(|usage| Duration::from_nanos(usage.now().saturating_sub(usage.ended()))),
+            waiting: desk.waiting(),
+            starts: desk.counts.starts,
+            restarts: desk.counts.restarts,
+            reloads: desk.counts.reloads,
+            evictions: desk.counts.evictions,
+            crashes: desk.counts.crashes,
+            last_error: desk.last_error.clone(),
+        }
+    }
+}
+
+/// A handle that keeps the backend: services, handles and waiting calls share one. When the last is
+/// dropped the backend is stopped.
+pub(crate) struct Door<T, B: Backend> {
+    pub(crate) core: Arc<Core<T, B>>,
+}
+
+/// What a caller gets at the door.
+pub(crate) enum Joined<T, B: Backend> {
+    Lease(B::Lease, u64),
+    Wait(Waiting<T, B>),
+}
+
+impl<T, B> Door<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    /// The first handle of a new backend.
+    pub(crate) fn open(runtime: Runtime, config: Config, supply: Supply<T, B>) -> Arc<Self> {
+        let core = Core::new(runtime, config, supply);
+        let door = Arc::new(Self { core });
+        let _ = door.core.door.set(Arc::downgrade(&door));
+        door
+    }
+
+    /// A lease of the running instance, or a place among those who wait for the next one. The first
+    /// of them starts it.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        not: Option<u64>,
+        urgency: Urgency,
+    ) -> Result<Joined<T, B>, Error> {
+        let core = &self.core;
+        let config = &core.config;
+        loop {
+            if let Some((lease, generation)) = core.borrow(not) {
+                return Ok(Joined::Lease(lease, generation));
+            }
+            let now = core.runtime.now();
+            let mut desk = lock(&core.desk);
+            if desk.state == State::Running && Some(desk.generation) != not {
+                continue; // published since we looked
+            }
+            desk.admit(&config.policy, now, config.max_callers)
+                .map_err(|error| error.of(config.name.clone()))?;
+            let ticket = desk.draw(not, urgency, now);
+            let supply = desk.supply.take();
+            let told = match supply {
+                Some(_) => desk.enter(State::Starting, now),
+                None => WakeList::default(),
+            };
+            let owner = desk.owner.take();
+            drop(desk);
+            told.wake();
+            wake(owner);
+            // From here on the ticket is given back whatever happens.
+            let waiting = Waiting::new(self.clone(), ticket);
+            if let Some(supply) = supply {
+                core.runtime.spawn(Owner::new(core.clone(), supply).run());
+            }
+            return Ok(Joined::Wait(waiting));
+        }
+    }
+
+    /// A lease of the running instance, if there is one. Never starts any.
+    pub(crate) fn only_if_running(&self) -> Result<(B::Lease, u64), Error> {
+        self.core
+            .borrow(None)
+            .ok_or_else(|| Error::new(ErrorKind::NotRunning).of(self.core.config.name.clone()))
+    }
+}
+
+impl<T, B: Backend> Drop for Door<T, B> {
+    fn drop(&mut self) {
+        let owner = lock(&self.core.desk).order_halt(Halt::Abandoned);
+        wake(owner);
+    }
+}
+
+impl<T, B: Backend> fmt::Debug for Core<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = lock(&self.desk).state;
+        f.debug_struct("Core")
+            .field("name", &self.config.name)
+            .field("state", &state)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn wake(waker: Option<std::task::Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+impl<B: Backend> fmt::Debug for Handed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handed")
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}

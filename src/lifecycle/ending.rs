@@ -1,0 +1,81 @@
+//! How an instance ends: drained, stopped, dropped.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use super::{core::Instance, maker::Caught};
+use crate::{
+    backend::Backend,
+    error::{BoxError, Error, ErrorKind},
+    runtime::Runtime,
+    usage::Usage,
+};
+
+/// Closes the instance and waits until its last use has ended. Those still in flight after `bound`
+/// are cut.
+pub(crate) async fn drain(runtime: &Runtime, usage: &Arc<Usage>, bound: Option<Duration>) {
+    usage.close_now();
+    let drained = drained(usage.clone());
+    match bound {
+        None => drained.await,
+        Some(bound) => {
+            if within(runtime, bound, drained).await.is_none() {
+                usage.cut();
+            }
+        }
+    }
+}
+
+/// Stops the instance and drops it. The error is for the status: it did not stop as it should.
+pub(crate) async fn stop<B: Backend>(
+    runtime: &Runtime,
+    instance: Arc<Instance<B>>,
+    bound: Option<Duration>,
+) -> Result<(), Error> {
+    let bound = bound.unwrap_or_else(|| instance.backend.stop_within());
+    let stopped = within(runtime, bound, Caught::new(instance.backend.stop())).await;
+    match stopped {
+        Some(Ok(_)) => Ok(()),
+        Some(Err(panicked)) => Err(panicked),
+        None => {
+            let late: BoxError = format!("stop() had not ended after {bound:?}").into();
+            Err(Error::new(ErrorKind::Stopped).because(late))
+        }
+    }
+}
+
+/// Resolves when the instance is closed and its last use has ended.
+fn drained(usage: Arc<Usage>) -> impl Future<Output = ()> + Send {
+    struct Registration(Arc<Usage>, Option<usize>);
+    impl Drop for Registration {
+        fn drop(&mut self) {
+            self.0.forget_drained(&mut self.1);
+        }
+    }
+    let mut place = Registration(usage, None);
+    poll_fn(move |cx| place.0.poll_drained(&mut place.1, cx.waker()))
+}
+
+/// What `work` gives, if it does within `bound`.
+pub(crate) async fn within<F: Future>(
+    runtime: &Runtime,
+    bound: Duration,
+    work: F,
+) -> Option<F::Output> {
+    let mut work = pin!(work);
+    let mut sleep = None;
+    poll_fn(|cx| {
+        if let Poll::Ready(done) = work.as_mut().poll(cx) {
+            return Poll::Ready(Some(done));
+        }
+        // Made only when it is needed.
+        let sleep = sleep.get_or_insert_with(|| runtime.sleep(bound));
+        Pin::new(sleep).poll(cx).map(|()| None)
+    })
+    .await
+}

@@ -1,0 +1,84 @@
+//! The maker of a backend, its type erased: one box per start.
+
+use std::{
+    any::Any,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use pin_project::pin_project;
+use tower_service::Service;
+
+use crate::{
+    error::{BoxError, Error, ErrorKind},
+    target::Intent,
+};
+
+/// A start under way.
+pub(crate) type Making<'a, B> = Pin<Box<dyn Future<Output = Result<B, Error>> + Send + 'a>>;
+
+/// Any `Service<T>` that answers with a `B`.
+pub(crate) trait Make<T, B>: Send {
+    /// Waits until the maker is ready and calls it. A panic of it is an error.
+    fn make(&mut self, target: T, intent: Intent) -> Making<'_, B>;
+}
+
+impl<M, T, B> Make<T, B> for M
+where
+    M: Service<T, Response = B> + Send,
+    M::Error: Into<BoxError>,
+    M::Future: Send,
+    T: Send + 'static,
+{
+    fn make(&mut self, target: T, intent: Intent) -> Making<'_, B> {
+        Box::pin(async move {
+            let made = Caught::new(async move {
+                poll_fn(|cx| self.poll_ready(cx)).await?;
+                let making = intent.scope(|| self.call(target));
+                making.await
+            });
+            match made.await {
+                Ok(Ok(backend)) => Ok(backend),
+                Ok(Err(error)) => Err(Error::start_failed(error)),
+                Err(panicked) => Err(panicked),
+            }
+        })
+    }
+}
+
+/// A future of user code whose panic is an error of ours.
+#[pin_project]
+pub(crate) struct Caught<F>(#[pin] F);
+
+impl<F> Caught<F> {
+    pub(crate) fn new(future: F) -> Self {
+        Self(future)
+    }
+}
+
+impl<F: Future> Future for Caught<F> {
+    type Output = Result<F::Output, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = self.project().0;
+        match catch_unwind(AssertUnwindSafe(|| future.poll(cx))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(panicked(&*panic))),
+        }
+    }
+}
+
+/// A panic as an error, with its message.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let message = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let error = Error::new(ErrorKind::Panicked);
+    match message {
+        Some(message) => error.because(message),
+        None => error,
+    }
+}

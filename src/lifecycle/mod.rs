@@ -1,0 +1,29 @@
+//! One owner per backend, with one linear lifecycle.
+//!
+//! ```text
+//! wait for admission and make → publish → until retired, died or told to stop
+//!     → unpublish → drain → stop → drop
+//! ```
+//!
+//! The story is an async function on the executor ([`owner`]): it alone starts, publishes and stops.
+//! Everybody else *asks*, by what they write on the backend's [`desk`]: callers take a ticket, handles leave
+//! orders. The desk is the one lock of a backend; nothing of the user's runs under it.
+//!
+//! Callers of a running instance do not come to the desk. They borrow it from the published slot
+//! ([`Core::borrow`]).
+
+pub(crate) mod attend;
+pub(crate) mod backoff;
+pub(crate) mod control;
+pub(crate) mod core;
+pub(crate) mod desk;
+pub(crate) mod ending;
+pub(crate) mod maker;
+pub(crate) mod owner;
+pub(crate) mod status;
+pub(crate) mod waiting;
+
+pub(crate) use self::{
+    core::{Core, Door, Instance},
+    waiting::Waiting,
+};

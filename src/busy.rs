@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    error::Error,
     sync::Arc,
     usage::{Claim, Usage},
 };
@@ -140,6 +141,14 @@ impl Busy {
 
     pub(crate) fn usage(&self) -> Option<&Arc<Usage>> {
         self.get().map(Claim::usage)
+    }
+
+    /// `error` with the backend's name, where that is known.
+    pub(crate) fn named(&self, error: Error) -> Error {
+        match self.usage().and_then(|usage| usage.name()) {
+            Some(name) => error.of(name.clone()),
+            None => error,
+        }
     }
 
     pub(crate) fn moves_recency(&self) -> bool {

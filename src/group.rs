@@ -63,7 +63,9 @@ impl Group {
     pub(crate) fn add(&self, name: Arc<str>, member: Arc<dyn Member>) {
         let mut members = lock(&self.members);
         let closed = members.closed;
-        members.by_age.retain(|(_, member)| member.strong_count() > 0);
+        members
+            .by_age
+            .retain(|(_, member)| member.strong_count() > 0);
         members.by_age.push((name, Arc::downgrade(&member)));
         drop(members);
         if closed {

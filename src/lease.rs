@@ -219,6 +219,7 @@ where
                 Err(Error::new(ErrorKind::Stopped))
             }
         };
+        let result = result.map_err(|error| this.busy.named(error));
         this.future.set(None);
         let busy = this.busy.take();
         Poll::Ready(result.map(|response| this.hold.hold(response, busy)))

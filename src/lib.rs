@@ -28,12 +28,6 @@ pub mod http;
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;
 
-#[cfg(feature = "lazy-start")]
-#[cfg_attr(docsrs, doc(cfg(feature = "lazy-start")))]
-pub use crate::{
-    group::Group,
-    lazy_start::{Handle, LazyStart, LazyStartLayer, State, Status},
-};
 pub use crate::{
     backend::{Backend, DropToStop, MapService, Retired, Stopped},
     busy::{Begin, Busy, Hold, UntilResponse},
@@ -43,4 +37,10 @@ pub use crate::{
     runtime::{BoxFuture, Runtime},
     target::{Named, Target},
     usage::Eviction,
+};
+#[cfg(feature = "lazy-start")]
+#[cfg_attr(docsrs, doc(cfg(feature = "lazy-start")))]
+pub use crate::{
+    group::Group,
+    lazy_start::{Handle, LazyStart, LazyStartLayer, State, Status},
 };

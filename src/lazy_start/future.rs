@@ -245,6 +245,8 @@ where
             State::Failed(_) => "failed",
             State::Done => "done",
         };
-        f.debug_struct("ResponseFuture").field("state", &state).finish()
+        f.debug_struct("ResponseFuture")
+            .field("state", &state)
+            .finish()
     }
 }

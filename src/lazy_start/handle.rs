@@ -208,9 +208,12 @@ impl<T> Handle<T> {
         }
     }
 
-    /// One reading of the backend; `None` before there is one.
-    pub fn status(&self) -> Option<Status> {
-        self.control().map(|control| control.status())
+    /// One reading of the backend.
+    pub fn status(&self) -> Status {
+        match self.control() {
+            Some(control) => control.status(),
+            None => Status::of_none(self.binding.name.clone()),
+        }
     }
 
     /// Resolves when the backend is in `state`, or was since this was called. Never, before there is one.

@@ -17,11 +17,7 @@ use crate::{
     backend::Backend,
     error::BoxError,
     group::Group,
-    lifecycle::{
-        Door,
-        core::Config,
-        desk::Supply,
-    },
+    lifecycle::{Door, core::Config, desk::Supply},
     matches::Nothing,
     runtime::Runtime,
     target::Target,

@@ -8,11 +8,7 @@ use std::{
 
 use tower_service::Service;
 
-use super::{
-    future::ResponseFuture,
-    handle::Handle,
-    lend::Lending,
-};
+use super::{future::ResponseFuture, handle::Handle, lend::Lending};
 use crate::{
     backend::Backend,
     error::{BoxError, Error},

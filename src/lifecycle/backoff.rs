@@ -72,11 +72,6 @@ impl History {
         Ok(())
     }
 
-    /// Until when a failed start keeps the next one away.
-    pub(crate) fn until(&self) -> Option<Instant> {
-        self.until
-    }
-
     /// A start failed.
     pub(crate) fn start_failed(&mut self, policy: &Policy, now: Instant, seed: impl Hash) {
         self.failed = self.failed.saturating_add(1);

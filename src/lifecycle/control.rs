@@ -75,7 +75,11 @@ where
 }
 
 fn own_type<T: 'static>(target: AnyTarget) -> Option<T> {
-    target.map(|target| *target.downcast::<T>().expect("a handle has its backend's target type"))
+    target.map(|target| {
+        *target
+            .downcast::<T>()
+            .expect("a handle has its backend's target type")
+    })
 }
 
 /// The order was carried out, or the owner is gone with all it held: either way it is done.
@@ -143,7 +147,11 @@ where
         let halted = self.halt(Halt::Restart, false, own_type(target));
         Box::pin(async move {
             let _ = halted.await;
-            if owned { self.start(Urgency::Demand).await } else { Ok(()) }
+            if owned {
+                self.start(Urgency::Demand).await
+            } else {
+                Ok(())
+            }
         })
     }
 

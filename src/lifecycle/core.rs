@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::Backend,
-    error::{Error, ErrorKind},
+    error::Error,
     runtime::Runtime,
     sync::lock,
     target::{StartId, Urgency},
@@ -126,7 +126,9 @@ where
         }
         wake(owner);
         told.wake();
-        done.into_iter().for_each(|done| drop(done.send(())));
+        for done in done {
+            let _ = done.send(());
+        }
     }
 
     /// How long the calls in flight have when it is brought down.
@@ -221,13 +223,6 @@ where
             }
             return Ok(Joined::Wait(waiting));
         }
-    }
-
-    /// A lease of the running instance, if there is one. Never starts any.
-    pub(crate) fn only_if_running(&self) -> Result<(B::Lease, u64), Error> {
-        self.core
-            .borrow(None)
-            .ok_or_else(|| Error::new(ErrorKind::NotRunning).of(self.core.config.name.clone()))
     }
 }
 

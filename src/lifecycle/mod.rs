@@ -20,10 +20,9 @@ pub(crate) mod desk;
 pub(crate) mod ending;
 pub(crate) mod maker;
 pub(crate) mod owner;
+mod reload;
 pub(crate) mod status;
+mod stopping;
 pub(crate) mod waiting;
 
-pub(crate) use self::{
-    core::{Core, Door, Instance},
-    waiting::Waiting,
-};
+pub(crate) use self::{core::Door, waiting::Waiting};

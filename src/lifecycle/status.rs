@@ -64,3 +64,24 @@ pub struct Status {
     /// Why the last start failed or the last instance died.
     pub last_error: Option<Error>,
 }
+
+impl Status {
+    /// Of a backend that does not exist yet.
+    pub(crate) fn of_none(name: Arc<str>) -> Self {
+        Self {
+            name,
+            state: State::Stopped,
+            generation: 0,
+            since: Duration::ZERO,
+            in_flight: None,
+            last_use: None,
+            waiting: 0,
+            starts: 0,
+            restarts: 0,
+            reloads: 0,
+            evictions: 0,
+            crashes: 0,
+            last_error: None,
+        }
+    }
+}

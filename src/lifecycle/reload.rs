@@ -1,0 +1,153 @@
+//! Running → Running: a new instance takes over from the old one.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+};
+
+use super::{
+    attend::{Either, Look, attend},
+    core::{Core, Instance},
+    desk::Reload,
+    ending,
+    maker::Caught,
+    owner::{End, Left, Owner, intent},
+};
+use crate::{
+    backend::{Backend, Retired},
+    error::{Clock, Error, ErrorKind},
+    sync::lock,
+    target::Urgency,
+};
+
+/// What came of a reload.
+pub(super) enum Reloaded {
+    New,
+    Unchanged,
+    Over(End),
+}
+
+impl<T, B> Owner<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    /// Makes a new instance beside the running one, and moves the calls over once it is ready. If
+    /// anything goes wrong nothing has changed.
+    pub(super) async fn reload(
+        &mut self,
+        reload: Reload<T>,
+        mut retired: Pin<&mut Caught<impl Future<Output = Retired>>>,
+    ) -> Reloaded {
+        let core = self.core.clone();
+        let old = self.current.clone().expect("it was published");
+        let Reload { target, done } = reload;
+        let answer = |result: Result<(), Error>| {
+            let name = core.config.name.clone();
+            drop(done.send(result.map_err(|error| error.of(name))));
+        };
+        // At most two live at a time: the one that the last reload replaced must be gone.
+        if self.beside.is_some() {
+            let mut last = self.beside.take();
+            let gone = poll_fn(|cx| match &mut last {
+                Some(last) => last.as_mut().poll(cx),
+                None => Poll::Ready(()),
+            });
+            let looked = attend(&core, &mut self.beside, gone, |desk, _| {
+                if desk.must_stop() {
+                    Look::Act(())
+                } else {
+                    Look::GoOn(None)
+                }
+            })
+            .await;
+            if let Either::Act(()) = looked {
+                self.beside = last;
+                answer(Err(Error::new(ErrorKind::Stopped)));
+                return Reloaded::Unchanged;
+            }
+        }
+        // The calls that come meanwhile are served by the old one, so it must not be evicted.
+        let held = old.backend.lease();
+        let supply = self.supply.as_mut().expect("the owner has the supply");
+        let began = core.runtime.now();
+        let deadline = core.config.start_timeout.map(|timeout| began + timeout);
+        let intent = intent(&core, Urgency::Demand, Some(old.start));
+        let start = intent.start;
+        let next = target.clone().unwrap_or_else(|| supply.target.clone());
+        let mut making = supply.maker.make(next, intent);
+        let first = poll_fn(|cx| {
+            if let Poll::Ready(made) = making.as_mut().poll(cx) {
+                return Poll::Ready(Either::Done(made));
+            }
+            retired.as_mut().poll(cx).map(Either::Act)
+        });
+        let made = attend(&core, &mut self.beside, first, |desk, now| {
+            if desk.must_stop() {
+                Look::Act(Left::Halted)
+            } else if deadline.is_some_and(|deadline| deadline <= now) {
+                Look::Act(Left::TimedOut)
+            } else {
+                Look::GoOn(deadline)
+            }
+        })
+        .await;
+        drop(making);
+        match made {
+            Either::Done(Either::Done(Ok(backend))) => {
+                if let Some(target) = target {
+                    self.supply.as_mut().expect("it is here").target = target;
+                }
+                let instance = self.instance(backend, start);
+                self.publish(instance);
+                lock(&core.desk).counts.reloads += 1;
+                drop(held);
+                self.beside = Some(Box::pin(replaced(core.clone(), old)));
+                answer(Ok(()));
+                Reloaded::New
+            }
+            Either::Done(Either::Done(Err(error))) => {
+                answer(Err(error));
+                Reloaded::Unchanged
+            }
+            Either::Act(Left::TimedOut) => {
+                answer(Err(Error::new(ErrorKind::StartTimeout {
+                    clock: Clock::StartTimeout,
+                    after: core.config.start_timeout.unwrap_or_default(),
+                })));
+                Reloaded::Unchanged
+            }
+            // The old one's end is what counts now.
+            Either::Done(Either::Act(retired)) => {
+                answer(Err(Error::new(ErrorKind::Died)));
+                Reloaded::Over(match retired {
+                    Ok(retired) => End::from(retired),
+                    Err(panicked) => End::Died(Some(panicked)),
+                })
+            }
+            Either::Act(Left::Halted | Left::Cancelled) => {
+                answer(Err(Error::new(ErrorKind::Stopped)));
+                Reloaded::Unchanged
+            }
+        }
+    }
+}
+
+/// The end of an instance whose calls have moved to a new one.
+async fn replaced<T, B>(core: Arc<Core<T, B>>, old: Arc<Instance<B>>)
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    if let Some(usage) = &old.usage {
+        ending::drain(&core.runtime, usage, Some(core.config.drain_timeout)).await;
+    }
+    let bound = core.config.stop_timeout;
+    if let Err(error) = ending::stop(&core.runtime, old, bound).await {
+        let error = error.of(core.config.name.clone());
+        let old = lock(&core.desk).last_error.replace(error);
+        drop(old);
+    }
+}

@@ -1,0 +1,205 @@
+//! Running → Stopping → Stopped, and what comes after.
+
+use std::{
+    future::{Future, pending},
+    mem,
+    pin::pin,
+    sync::PoisonError,
+    time::Duration,
+};
+
+use super::{
+    attend::{Either, Look, attend},
+    desk::{Halt, refused},
+    ending,
+    owner::{End, Next, Owner},
+    status::State,
+};
+use crate::{
+    backend::Backend,
+    error::{Clock, Error, ErrorKind},
+    sync::lock,
+    wakers::WakeList,
+};
+
+impl<T, B> Owner<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    // ===== Running → Stopping → Stopped =====
+
+    pub(super) fn unpublish(&mut self, end: &End) {
+        let core = &*self.core;
+        let now = core.runtime.now();
+        let mut desk = lock(&core.desk);
+        let lived = now.saturating_duration_since(desk.since);
+        let mut old_error = None;
+        match end {
+            End::Died(error) => {
+                desk.counts.crashes += 1;
+                desk.history.crashed(&core.config.policy, now, lived);
+                let error = error.clone().unwrap_or_else(|| Error::new(ErrorKind::Died));
+                old_error = desk.last_error.replace(error.of(core.config.name.clone()));
+                self.restarting = desk.keep_running;
+            }
+            End::Evicted => {
+                desk.counts.evictions += 1;
+                desk.history.good_life();
+            }
+            End::Halted => desk.history.good_life(),
+        }
+        let told = desk.enter(State::Stopping, now);
+        let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
+        let instance = slot.take();
+        drop(slot);
+        drop(desk);
+        drop(instance);
+        drop(old_error);
+        told.wake();
+    }
+
+    /// Drains, stops and drops the instance. Only then is what it held free.
+    pub(super) async fn end(&mut self, end: End) {
+        let core = self.core.clone();
+        let instance = self.current.take().expect("it was published");
+        match (&instance.usage, &end) {
+            (Some(usage), End::Died(_)) => drop(usage.close_now()),
+            (Some(usage), End::Evicted | End::Halted) => {
+                let mut bounded = false;
+                loop {
+                    let bound = bounded.then(|| core.drain_bound());
+                    let drained = ending::drain(&core.runtime, usage, bound);
+                    // An order to stop bounds a drain that had no bound.
+                    match self.attend_waiters(drained, !bounded).await {
+                        Either::Done(()) => break,
+                        Either::Act(()) => bounded = true,
+                    }
+                }
+            }
+            (None, _) => {}
+        }
+        let bound = core.config.stop_timeout;
+        let stopped = ending::stop(&core.runtime, instance, bound);
+        if let Either::Done(Err(error)) = self.attend_waiters(stopped, false).await {
+            let error = error.of(core.config.name.clone());
+            let old = lock(&core.desk).last_error.replace(error);
+            drop(old);
+        }
+        if let Some(last) = self.beside.take() {
+            self.attend_waiters(last, false).await;
+        }
+    }
+
+    /// Awaits `work`. Those who wait for the next instance are told when their time is up; if
+    /// `halts` matters, an order to stop ends it.
+    async fn attend_waiters<W: Future>(&mut self, work: W, halts: bool) -> Either<W::Output, ()> {
+        let core = self.core.clone();
+        let timeout = core.config.start_timeout;
+        let late = Error::new(ErrorKind::StartTimeout {
+            clock: Clock::StartTimeout,
+            after: timeout.unwrap_or_default(),
+        })
+        .of(core.config.name.clone());
+        let mut work = pin!(work);
+        loop {
+            let looked = attend(&core, &mut self.beside, work.as_mut(), |desk, now| {
+                if halts && desk.must_stop() && desk.halt != Some(Halt::Abandoned) {
+                    return Look::Act(None);
+                }
+                let deadline = desk.waiting_since.and_then(|since| Some(since + timeout?));
+                match deadline {
+                    Some(deadline) if deadline <= now => {
+                        Look::Act(Some(desk.tell(&late, |_| true)))
+                    }
+                    deadline => Look::GoOn(deadline),
+                }
+            })
+            .await;
+            match looked {
+                Either::Done(done) => return Either::Done(done),
+                Either::Act(None) => return Either::Act(()),
+                Either::Act(Some(told)) => told.wake(),
+            }
+        }
+    }
+
+    // ===== Stopped → Starting, or to rest =====
+
+    pub(super) fn next(&mut self) -> Next {
+        let core = self.core.clone();
+        let policy = &core.config.policy;
+        let now = core.runtime.now();
+        let mut desk = lock(&core.desk);
+        let mut told = WakeList::default();
+        let again = desk.halt == Some(Halt::Restart) && desk.why_down().is_none();
+        if let Some(kind) = desk.why_down().filter(|_| desk.is_held_down()) {
+            let error = Error::new(kind).of(core.config.name.clone());
+            told.extend(desk.tell(&error, |_| true));
+        }
+        if desk.halt.is_some() {
+            self.restarting = false;
+        }
+        let halted = desk.halt_done();
+        let reloads = mem::take(&mut desk.reloads);
+        let stale = desk.distrusted.take();
+        let mut next = Next::Rest;
+        if desk.waiting() > 0 || again {
+            match desk.history.check(policy, now) {
+                Ok(()) => next = Next::Start,
+                Err(not_yet) => {
+                    let error = refused(not_yet).of(core.config.name.clone());
+                    told.extend(desk.tell(&error, |_| true));
+                }
+            }
+        }
+        let restarting = self.restarting && desk.keep_running && !desk.is_held_down();
+        if matches!(next, Next::Rest) && restarting {
+            let seed = (
+                core.config.name.clone(),
+                desk.generation,
+                desk.counts.starts,
+            );
+            next = Next::StartAfter(desk.history.restart_after(policy, now, seed));
+        }
+        if matches!(next, Next::Rest) {
+            let state = match desk.state {
+                State::BackingOff => State::BackingOff,
+                _ => State::Stopped,
+            };
+            told.extend(desk.enter(state, now));
+            desk.supply = self.supply.take();
+        } else if desk.state == State::Stopping {
+            told.extend(desk.enter(State::Stopped, now));
+        }
+        drop(desk);
+        told.wake();
+        drop(stale);
+        for done in halted {
+            let _ = done.send(());
+        }
+        // Nothing runs that could be replaced: they find the next start as they want it.
+        for reload in reloads {
+            if let Some(target) = reload.target {
+                lock(&core.desk).next_target = Some(target);
+            }
+            drop(reload.done.send(Ok(())));
+        }
+        next
+    }
+
+    /// Waits before a crashed backend that must keep running is started again. A call ends the wait.
+    pub(super) async fn pause(&mut self, pause: Duration) {
+        let core = self.core.clone();
+        let until = core.runtime.now() + pause;
+        let _ = attend(&core, &mut self.beside, pending::<()>(), |desk, now| {
+            let over = until <= now || desk.must_stop() || desk.waiting() > 0;
+            if over || !desk.keep_running {
+                Look::Act(())
+            } else {
+                Look::GoOn(Some(until))
+            }
+        })
+        .await;
+    }
+}

@@ -155,6 +155,7 @@ where
             restarts: desk.counts.restarts,
             reloads: desk.counts.reloads,
             evictions: desk.counts.evictions,
+            last_eviction: desk.last_eviction,
             crashes: desk.counts.crashes,
             last_error: desk.last_error.clone(),
         }

@@ -22,7 +22,7 @@ use crate::{
     backend::Backend,
     error::{Error, ErrorKind},
     target::Urgency,
-    usage::Usage,
+    usage::{Eviction, Usage},
     wakers::WakeList,
 };
 
@@ -75,6 +75,7 @@ pub(crate) struct Desk<T, B: Backend> {
     pub(crate) counts: Counts,
     pub(crate) history: History,
     pub(crate) last_error: Option<Error>,
+    pub(crate) last_eviction: Option<Eviction>,
     /// The owner's task, to be woken by orders.
     pub(crate) owner: Option<Waker>,
 
@@ -134,6 +135,7 @@ impl<T, B: Backend> Desk<T, B> {
             counts: Counts::default(),
             history: History::default(),
             last_error: None,
+            last_eviction: None,
             owner: None,
             tickets: Slab::new(),
             waiting: 0,

@@ -21,6 +21,7 @@ use crate::{
     error::{BoxError, Clock, Error, ErrorKind},
     sync::lock,
     target::{Intent, StartId, Urgency},
+    usage::Eviction,
     wakers::WakeList,
 };
 
@@ -42,7 +43,7 @@ pub(crate) struct Owner<T: Clone + Send + 'static, B: Backend> {
 pub(super) enum End {
     Died(Option<Error>),
     /// By a policy, while it was idle.
-    Evicted,
+    Evicted(Eviction),
     /// By order.
     Halted,
 }
@@ -309,7 +310,7 @@ impl From<Retired> for End {
                     Error::new(ErrorKind::Died).because("it is unhealthy")
                 })))
             }
-            Retired::Evicted(_) => End::Evicted,
+            Retired::Evicted(why) => End::Evicted(why),
             Retired::Closed => End::Halted,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::error::Error;
+use crate::{error::Error, usage::Eviction};
 
 /// Where a backend stands in its one linear lifecycle.
 ///
@@ -59,6 +59,8 @@ pub struct Status {
     pub reloads: u64,
     /// Instances retired by a policy: idle, for room, over the limit.
     pub evictions: u64,
+    /// Why the last of them was.
+    pub last_eviction: Option<Eviction>,
     /// Instances that died.
     pub crashes: u64,
     /// Why the last start failed or the last instance died.
@@ -80,6 +82,7 @@ impl Status {
             restarts: 0,
             reloads: 0,
             evictions: 0,
+            last_eviction: None,
             crashes: 0,
             last_error: None,
         }

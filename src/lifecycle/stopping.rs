@@ -43,8 +43,9 @@ where
                 old_error = desk.last_error.replace(error.of(core.config.name.clone()));
                 self.restarting = desk.keep_running;
             }
-            End::Evicted => {
+            End::Evicted(why) => {
                 desk.counts.evictions += 1;
+                desk.last_eviction = Some(*why);
                 desk.history.good_life();
             }
             End::Halted => desk.history.good_life(),
@@ -65,7 +66,7 @@ where
         let instance = self.current.take().expect("it was published");
         match (&instance.usage, &end) {
             (Some(usage), End::Died(_)) => drop(usage.close_now()),
-            (Some(usage), End::Evicted | End::Halted) => {
+            (Some(usage), End::Evicted(_) | End::Halted) => {
                 let mut bounded = false;
                 loop {
                     let bound = bounded.then(|| core.drain_bound());

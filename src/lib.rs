@@ -6,9 +6,15 @@
 
 mod backend;
 mod busy;
+#[cfg(feature = "ceiling")]
+#[cfg_attr(docsrs, doc(cfg(feature = "ceiling")))]
+pub mod ceiling;
 mod error;
 #[cfg(feature = "lazy-start")]
 mod group;
+#[cfg(feature = "idle-evict")]
+#[cfg_attr(docsrs, doc(cfg(feature = "idle-evict")))]
+pub mod idle_evict;
 #[cfg(feature = "lazy-start")]
 pub mod lazy_start;
 mod lease;
@@ -27,6 +33,13 @@ pub mod http;
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;
+
+#[cfg(feature = "ceiling")]
+#[cfg_attr(docsrs, doc(cfg(feature = "ceiling")))]
+pub use crate::ceiling::{Ceiling, CeilingLayer, Occupied};
+#[cfg(feature = "idle-evict")]
+#[cfg_attr(docsrs, doc(cfg(feature = "idle-evict")))]
+pub use crate::idle_evict::{Evictable, IdleEvict, IdleEvictLayer, MakeEvictable, Sweep, Swept};
 
 pub use crate::{
     backend::{Backend, DropToStop, MapService, Retired, Stopped},

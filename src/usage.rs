@@ -20,6 +20,8 @@
 //!   "used" it would be idle, and starters would take it from each other for ever.
 //! - `YIELDING`: new claims wait; when the count falls to 0 it closes.
 //! - `CUT`: uses in progress shall end now.
+//! - `PINNED`: no policy may close it. It is in this word so that a close decided before it was pinned
+//!   is refused.
 //!
 //! # Notices
 //!
@@ -27,7 +29,7 @@
 //! *before* it takes that lock, and whoever waits registers under the lock and *then* reads the word
 //! again: one of the two sees the other.
 
-use std::{any::Any, fmt, sync::OnceLock, task::Poll, task::Waker};
+use std::{any::Any, fmt, sync::OnceLock, task::Poll, task::Waker, time::Duration};
 
 use crate::{
     sync::{Arc, Mutex, Weak, atomic::AtomicU64, atomic::Ordering, lock},
@@ -40,6 +42,7 @@ const WANTED: u64 = 1 << 25;
 const BORN: u64 = 1 << 26;
 const YIELDING: u64 = 1 << 27;
 const CUT: u64 = 1 << 28;
+const PINNED: u64 = 1 << 29;
 const EPOCH: u64 = 1 << 32;
 
 /// The clock that stamps the end of a use, in nanoseconds since a fixed moment.
@@ -47,10 +50,22 @@ pub(crate) trait Recency: Send + Sync {
     fn now(&self) -> u64;
 }
 
-/// Somebody who waits for instances to fall idle.
-pub(crate) trait Wanting: Send + Sync {
-    /// `usage` was [wanted](Usage::want) and fell idle just now, or closed.
-    fn fell_idle(&self, usage: &Arc<Usage>);
+/// Somebody who decides over instances, and knows each by a key.
+///
+/// Told outside of all locks, after the fact: what it is told of may be the past already, so it
+/// looks at the word again.
+pub(crate) trait Watch: Send + Sync {
+    /// The instance was [wanted](Usage::want), and fell idle.
+    fn fell_idle(&self, key: u64);
+    /// The instance was closed, by whomever.
+    fn closed(&self, key: u64);
+    /// Whether the instance is pinned has changed.
+    fn pinned(&self, key: u64);
+    /// Its idle bound is to be `bound` from now on.
+    #[allow(dead_code)]
+    fn set_idle_after(&self, key: u64, bound: Option<Duration>) {
+        let _ = (key, bound);
+    }
 }
 
 /// Why an instance must not be used any more.
@@ -82,7 +97,7 @@ pub struct Usage {
 struct Notices {
     /// Set once, after `CLOSED`.
     closed: Option<Closed>,
-    wanting: Option<Weak<dyn Wanting>>,
+    watching: Vec<(Weak<dyn Watch>, u64)>,
     /// Those who wait for `closed`.
     closing: Wakers,
     /// Those who wait for `CLOSED` and count 0.
@@ -132,9 +147,12 @@ impl Look {
     pub(crate) fn is_cut(self) -> bool {
         self.0 & CUT != 0
     }
-    /// Open and unused: an age bound may close it.
+    pub(crate) fn is_pinned(self) -> bool {
+        self.0 & PINNED != 0
+    }
+    /// Open and unused: a policy may close it.
     pub(crate) fn is_idle(self) -> bool {
-        self.0 & (CLOSED | COUNT) == 0
+        self.0 & (CLOSED | COUNT | PINNED) == 0
     }
     fn is_drained(self) -> bool {
         self.0 & (CLOSED | COUNT) == CLOSED
@@ -230,18 +248,18 @@ impl Usage {
         }
     }
 
-    /// Closes the instance for `why` if the word is still the one `seen`, which must be idle.
-    pub(crate) fn close(self: &Arc<Self>, seen: Look, why: Eviction) -> bool {
+    /// Closes the instance for `why` if the word is still the one `seen`, which must be idle. For those
+    /// who decide under a lock: what comes back tells everybody, and must be dropped outside of it.
+    pub(crate) fn start_closing(self: &Arc<Self>, seen: Look, why: Eviction) -> Option<Telling> {
         debug_assert!(seen.is_idle());
         let closed = (seen.0 | CLOSED) & !(WANTED | YIELDING);
-        let swapped =
-            self.word
-                .compare_exchange(seen.0, closed, Ordering::AcqRel, Ordering::Relaxed);
-        if swapped.is_err() {
-            return false;
-        }
-        self.tell_closed(Closed::Evicted(why), seen.0 & WANTED != 0, true);
-        true
+        self.word
+            .compare_exchange(seen.0, closed, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        Some(Telling {
+            usage: self.clone(),
+            what: Tell::Closed(why),
+        })
     }
 
     /// Closes the instance at once: uses in progress go on, no new one begins. False if it was closed.
@@ -256,40 +274,60 @@ impl Usage {
                 Err(now) => word = now,
             }
         }
-        self.tell_closed(Closed::ByOwner, word & WANTED != 0, word & COUNT == 0);
+        self.tell_closed(Closed::ByOwner, word & COUNT == 0);
         true
     }
 
-    /// Asks for a notice to `wanting` when the instance falls idle, and says how it stands now: if
-    /// it is idle already there is no notice, and the caller may close it.
-    pub(crate) fn want(&self, wanting: &Weak<dyn Wanting>) -> Look {
-        {
-            let mut notices = lock(&self.notices);
-            if notices.wanting.is_none() {
-                notices.wanting = Some(wanting.clone());
-            }
-        }
-        self.set(WANTED, |word| word & CLOSED != 0 || word & COUNT == 0)
+    /// Tells `watch` from now on what becomes of the instance, which it knows as `key`. What was
+    /// before is in the word: look at it afterwards.
+    pub(crate) fn watch(&self, watch: Weak<dyn Watch>, key: u64) {
+        lock(&self.notices).watching.push((watch, key));
     }
 
-    /// Nobody waits any more.
-    pub(crate) fn unwant(&self) {
-        self.word.fetch_and(!WANTED, Ordering::AcqRel);
+    /// Asks for a notice to those who watch when the instance falls idle, and says how it stands now:
+    /// if it is idle already there is no notice, and the caller may close it. An instance that nobody
+    /// has used yet is not idle to those who ask here.
+    pub(crate) fn want(&self) -> Look {
+        self.set(WANTED, |word| {
+            word & CLOSED != 0 || word & (COUNT | BORN) == 0
+        })
     }
 
-    /// Lets new claims wait; the end of the last use in progress closes the instance. If it is
-    /// idle already nothing is changed, and the caller may close it.
+    /// Lets new claims wait; the end of the last use in progress closes the instance. If there is
+    /// none nothing is changed, and the caller may close it.
     pub(crate) fn start_yielding(&self) -> Look {
-        self.set(YIELDING, |word| word & CLOSED != 0 || word & COUNT == 0)
+        self.set(YIELDING, |word| {
+            word & (CLOSED | PINNED) != 0 || word & COUNT == 0
+        })
     }
 
-    /// Takes [`start_yielding`](Self::start_yielding) back: those who wait may claim.
-    pub(crate) fn stop_yielding(&self) {
-        let before = self.word.fetch_and(!YIELDING, Ordering::AcqRel);
-        if before & YIELDING != 0 {
-            let wake = lock(&self.notices).yielding.take();
-            wake.wake();
+    /// Takes [`start_yielding`](Self::start_yielding) back: those who wait may claim. What comes back
+    /// tells them, and must be dropped outside of all locks.
+    pub(crate) fn stop_yielding(self: &Arc<Self>) -> Telling {
+        self.word.fetch_and(!YIELDING, Ordering::AcqRel);
+        Telling {
+            usage: self.clone(),
+            what: Tell::Reopened,
         }
+    }
+
+    /// Whether policies may close the instance.
+    pub(crate) fn set_pinned(&self, pinned: bool) {
+        let before = if pinned {
+            self.word.fetch_or(PINNED, Ordering::AcqRel)
+        } else {
+            self.word.fetch_and(!PINNED, Ordering::AcqRel)
+        };
+        if (before & PINNED != 0) != pinned {
+            self.tell_watching(|watch, key| watch.pinned(key));
+        }
+    }
+
+    /// Sets the idle bound, if anything keeps one for this instance: `None` is never for age, zero is
+    /// pinned.
+    #[allow(dead_code)]
+    pub(crate) fn set_idle_after(&self, bound: Option<Duration>) {
+        self.tell_watching(|watch, key| watch.set_idle_after(key, bound));
     }
 
     /// Tells every use in progress to end now.
@@ -406,39 +444,39 @@ impl Usage {
         loop {
             let mut next = word - 1;
             if next & COUNT == 0 {
-                if next & YIELDING != 0 {
-                    next |= CLOSED;
+                if next & (YIELDING | PINNED) == YIELDING {
+                    next = (next | CLOSED) & !YIELDING;
                 }
-                next &= !(WANTED | YIELDING);
+                next &= !WANTED;
             }
             match self.swap(word, next) {
-                // `WANTED` is for the one release that cleared it; the others are done here.
-                Ok(()) if next & COUNT == 0 && word & (CLOSED | WANTED | YIELDING) != 0 => break,
+                Ok(()) if next & COUNT == 0 => {
+                    // A flag that this step cleared or set is this release's to tell.
+                    if word & CLOSED != 0 {
+                        self.tell_drained();
+                    } else if next & CLOSED != 0 {
+                        self.tell_closed(Closed::Evicted(Eviction::Yield), true);
+                    } else if word & WANTED != 0 {
+                        self.tell_watching(|watch, key| watch.fell_idle(key));
+                    }
+                    return;
+                }
                 Ok(()) => return,
                 Err(now) => word = now,
             }
         }
-        if word & CLOSED != 0 {
-            self.tell_drained();
-        } else if word & YIELDING != 0 {
-            self.tell_closed(Closed::Evicted(Eviction::Yield), word & WANTED != 0, true);
-        } else {
-            self.tell_wanting();
-        }
     }
 
-    fn tell_closed(self: &Arc<Self>, how: Closed, wanted: bool, drained: bool) {
+    fn tell_closed(&self, how: Closed, drained: bool) {
         let mut notices = lock(&self.notices);
         notices.closed = Some(how);
         let mut wake = notices.closing.take();
         wake.extend(notices.yielding.take());
         drop(notices);
         wake.wake();
+        self.tell_watching(|watch, key| watch.closed(key));
         if drained {
             self.tell_drained();
-        }
-        if wanted {
-            self.tell_wanting();
         }
     }
 
@@ -451,10 +489,37 @@ impl Usage {
         wake.wake();
     }
 
-    fn tell_wanting(self: &Arc<Self>) {
-        let wanting = lock(&self.notices).wanting.clone();
-        if let Some(wanting) = wanting.and_then(|wanting| wanting.upgrade()) {
-            wanting.fell_idle(self);
+    fn tell_watching(&self, tell: impl Fn(&dyn Watch, u64)) {
+        let watching = lock(&self.notices).watching.clone();
+        for (watch, key) in watching {
+            if let Some(watch) = watch.upgrade() {
+                tell(&*watch, key);
+            }
+        }
+    }
+}
+
+/// A change of the word that was made under somebody's lock, and is still to be told. Dropping it
+/// tells: outside of all locks, since it wakes and drops what others own.
+#[must_use = "drop it outside of all locks"]
+pub(crate) struct Telling {
+    usage: Arc<Usage>,
+    what: Tell,
+}
+
+enum Tell {
+    Closed(Eviction),
+    Reopened,
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        match self.what {
+            Tell::Closed(why) => self.usage.tell_closed(Closed::Evicted(why), true),
+            Tell::Reopened => {
+                let wake = lock(&self.usage.notices).yielding.take();
+                wake.wake();
+            }
         }
     }
 }

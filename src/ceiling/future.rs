@@ -1,0 +1,252 @@
+//! The future of a start: in line, admitted, made.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use hyper::rt::Sleep;
+use pin_project::pin_project;
+use tower_service::Service;
+
+use super::{
+    error::MakeError,
+    layer::Options,
+    occupied::Occupied,
+    room::{Asked, Permit, Place},
+};
+use crate::{backend::Backend, error::Error, runtime::Runtime, target::Intent};
+
+/// The response future of [`Ceiling`](super::Ceiling).
+///
+/// # Cancel safety
+///
+/// Dropped while it waits it leaves the line, without a hole; dropped with room in hand it gives that
+/// to the next in line, after the maker's future is dropped.
+#[pin_project]
+#[must_use = "futures do nothing unless polled, and this one holds a place in line"]
+pub struct ResponseFuture<M, T>
+where
+    M: Service<T>,
+{
+    #[pin]
+    state: State<M, T, M::Future>,
+    intent: Option<Intent>,
+}
+
+#[pin_project(project = StateProj)]
+enum State<M, T, F> {
+    Refused(Option<Error>),
+    /// In line.
+    Waiting {
+        waiting: Box<Waiting>,
+        start: Option<(M, T)>,
+    },
+    /// Admitted; the maker gets ready.
+    Admitted {
+        start: Option<(M, T)>,
+        permit: Option<Permit>,
+    },
+    /// The maker makes. Its future is dropped before the room comes back.
+    Making {
+        #[pin]
+        future: F,
+        permit: Option<Permit>,
+    },
+    Done,
+}
+
+struct Waiting {
+    place: Place,
+    runtime: Runtime,
+    deadline: Timer,
+    patience: Timer,
+    /// For what time alone will change.
+    look: Timer,
+    look_at: Option<u64>,
+}
+
+/// A point in time, and its timer once it was polled.
+struct Timer {
+    at: Option<Instant>,
+    sleep: Option<Pin<Box<dyn Sleep>>>,
+}
+
+impl Timer {
+    fn at(at: Option<Instant>) -> Self {
+        Self { at, sleep: None }
+    }
+
+    /// True once, when it is due.
+    fn fired(&mut self, runtime: &Runtime, cx: &mut Context<'_>) -> bool {
+        let Some(at) = self.at else { return false };
+        let sleep = self.sleep.get_or_insert_with(|| runtime.sleep_until(at));
+        let fired = sleep.as_mut().poll(cx).is_ready();
+        if fired {
+            *self = Self::at(None);
+        }
+        fired
+    }
+}
+
+impl<M, T> ResponseFuture<M, T>
+where
+    M: Service<T>,
+{
+    pub(super) fn new<W>(
+        asked: Asked,
+        maker: M,
+        target: T,
+        intent: Option<Intent>,
+        options: &Options<W>,
+    ) -> Self {
+        let start = Some((maker, target));
+        let state = match asked {
+            Asked::Refused(error) => State::Refused(Some(error)),
+            Asked::Granted(permit) => State::Admitted {
+                start,
+                permit: Some(permit),
+            },
+            Asked::Waiting(place) => {
+                let now = options.runtime.now();
+                let patience = options.yield_after.and_then(|after| now.checked_add(after));
+                let waiting = Waiting {
+                    place,
+                    runtime: options.runtime.clone(),
+                    deadline: Timer::at(now.checked_add(options.wait)),
+                    patience: Timer::at(patience),
+                    look: Timer::at(None),
+                    look_at: None,
+                };
+                State::Waiting {
+                    waiting: Box::new(waiting),
+                    start,
+                }
+            }
+        };
+        Self { state, intent }
+    }
+}
+
+impl Waiting {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, Error>> {
+        loop {
+            if let Poll::Ready(answer) = self.place.poll(cx.waker()) {
+                return Poll::Ready(answer);
+            }
+            // The deadline first: a refusal is due exactly then.
+            if self.deadline.fired(&self.runtime, cx) {
+                return Poll::Ready(self.place.give_up());
+            }
+            if self.patience.fired(&self.runtime, cx) {
+                self.place.lose_patience();
+                continue;
+            }
+            let look_at = self.place.look_at();
+            if look_at != self.look_at {
+                self.look_at = look_at;
+                let at = look_at.and_then(|at| {
+                    let after = Duration::from_nanos(at.saturating_sub(self.place.now()));
+                    self.runtime.now().checked_add(after)
+                });
+                self.look = Timer::at(at);
+            }
+            if self.look.fired(&self.runtime, cx) {
+                self.place.look_again();
+                continue;
+            }
+            return Poll::Pending;
+        }
+    }
+}
+
+impl<M, T> Future for ResponseFuture<M, T>
+where
+    M: Service<T>,
+    M::Response: Backend,
+{
+    type Output = Result<Occupied<M::Response>, MakeError<M::Error>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let intent = &*this.intent;
+        let refused = |error: Error| {
+            let error = match intent {
+                Some(intent) => error.of(intent.name.clone()),
+                None => error,
+            };
+            Poll::Ready(Err(MakeError::Refused(error)))
+        };
+        loop {
+            match this.state.as_mut().project() {
+                StateProj::Refused(error) => {
+                    let error = error.take().expect("polled after it was done");
+                    this.state.set(State::Done);
+                    return refused(error);
+                }
+                StateProj::Waiting { waiting, start } => match ready!(waiting.poll(cx)) {
+                    Ok(permit) => {
+                        let start = start.take();
+                        this.state.set(State::Admitted {
+                            start,
+                            permit: Some(permit),
+                        });
+                    }
+                    Err(error) => {
+                        this.state.set(State::Done);
+                        return refused(error);
+                    }
+                },
+                StateProj::Admitted { start, permit } => {
+                    if let Some((maker, _)) = start {
+                        if let Err(error) = ready!(maker.poll_ready(cx)) {
+                            this.state.set(State::Done);
+                            return Poll::Ready(Err(MakeError::Make(error)));
+                        }
+                    }
+                    let permit = permit.take();
+                    let (mut maker, target) = start.take().expect("admitted once");
+                    let future = match intent {
+                        Some(intent) => intent.clone().scope(|| maker.call(target)),
+                        None => maker.call(target),
+                    };
+                    this.state.set(State::Making { future, permit });
+                }
+                StateProj::Making { future, permit } => {
+                    let result = ready!(future.poll(cx));
+                    let permit = permit.take().expect("made once");
+                    let result = match result {
+                        Ok(backend) => Ok(Occupied::new(backend, permit)),
+                        Err(error) => {
+                            this.state.set(State::Done);
+                            drop(permit);
+                            return Poll::Ready(Err(MakeError::Make(error)));
+                        }
+                    };
+                    this.state.set(State::Done);
+                    return Poll::Ready(result);
+                }
+                StateProj::Done => panic!("polled after it was done"),
+            }
+        }
+    }
+}
+
+impl<M, T> fmt::Debug for ResponseFuture<M, T>
+where
+    M: Service<T>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Refused(_) => "refused",
+            State::Waiting { .. } => "waiting",
+            State::Admitted { .. } => "admitted",
+            State::Making { .. } => "making",
+            State::Done => "done",
+        };
+        f.debug_tuple("ResponseFuture").field(&state).finish()
+    }
+}

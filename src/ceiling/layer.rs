@@ -1,0 +1,230 @@
+//! `CeilingLayer`: one limit, shared by all its clones.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tower_layer::Layer;
+
+use super::{
+    room::Room,
+    service::Ceiling,
+    weight::{Fixed, Unweighed},
+};
+use crate::{error::NoRoom, runtime::Runtime, usage::Recency};
+
+/// Admits only as many instances as there is room for.
+///
+/// It wraps the maker of a [`Backend`](crate::Backend). A start takes room before the instance exists
+/// and gives it back when the instance is gone: starting, running, draining and stopping all count. If
+/// there is none, the coldest idle instance under the same limit is stopped for it (this needs
+/// `IdleEvict` above, which knows who is idle); if none is idle the start waits, in arrival order, until
+/// its `wait` is over. No call in flight is ever cut.
+///
+/// The limit belongs to the layer and is shared by its clones; the options belong to the clone they are
+/// set on, so each stack can have its own.
+///
+/// ```
+/// # #[cfg(feature = "tokio")] {
+/// use std::time::Duration;
+/// use tower_on_demand::{CeilingLayer, Runtime};
+///
+/// let ceiling = CeilingLayer::new(Runtime::tokio(), 8);
+/// let patient = ceiling.clone().wait(Duration::from_secs(60));
+/// let heavy = ceiling.clone().weight(4);
+/// # let _ = (patient, heavy);
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct CeilingLayer<W = Fixed> {
+    room: Arc<Room>,
+    options: Options<W>,
+}
+
+#[derive(Clone)]
+pub(super) struct Options<W> {
+    pub(super) runtime: Runtime,
+    pub(super) weigh: W,
+    pub(super) wait: Duration,
+    pub(super) max_waiting: Option<usize>,
+    pub(super) strict: bool,
+    pub(super) yield_after: Option<Duration>,
+    pub(super) min_residency: Duration,
+}
+
+/// The timer's reading. Not the recency clock: waits are the timer's.
+struct TimerClock {
+    runtime: Runtime,
+    origin: Instant,
+}
+
+impl Recency for TimerClock {
+    fn now(&self) -> u64 {
+        nanos(self.runtime.now().saturating_duration_since(self.origin))
+    }
+}
+
+pub(super) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl CeilingLayer {
+    /// Room for `limit` units. Every start weighs 1, unless its stack says otherwise.
+    ///
+    /// A limit of 0 admits nothing.
+    pub fn new(runtime: Runtime, limit: u64) -> Self {
+        Self::with(runtime, limit, Fixed(1))
+    }
+
+    /// Room without end: it counts, and [`set_limit`](Self::set_limit) can bound it later.
+    pub fn unbounded(runtime: Runtime) -> Self {
+        Self::new(runtime, u64::MAX)
+    }
+}
+
+impl CeilingLayer<Unweighed> {
+    /// As [`CeilingLayer::new`], for limits that are not head counts (MiB, say): a stack that does not
+    /// say what it weighs, by [`weight`](Self::weight) or [`weigh`](Self::weigh), does not compile.
+    pub fn weighed(runtime: Runtime, limit: u64) -> Self {
+        Self::with(runtime, limit, Unweighed)
+    }
+}
+
+impl<W> CeilingLayer<W> {
+    fn with(runtime: Runtime, limit: u64, weigh: W) -> Self {
+        let clock = TimerClock {
+            origin: runtime.now(),
+            runtime: runtime.clone(),
+        };
+        Self {
+            room: Room::new(limit, Arc::new(clock)),
+            options: Options {
+                runtime,
+                weigh,
+                wait: Duration::from_secs(10),
+                max_waiting: None,
+                strict: false,
+                yield_after: None,
+                min_residency: Duration::ZERO,
+            },
+        }
+    }
+
+    /// Every start of this stack weighs `weight` units.
+    ///
+    /// One that weighs more than the whole limit is refused at once, with
+    /// [`NeverFits`](crate::ErrorKind::NeverFits), and nothing is stopped for it.
+    #[must_use]
+    pub fn weight(self, weight: u64) -> CeilingLayer<Fixed> {
+        self.weigh(Fixed(weight))
+    }
+
+    /// A start weighs what `weigh` says of its target: any `Fn(&Target) -> u64`.
+    ///
+    /// It is asked once per start, outside of all locks.
+    #[must_use]
+    pub fn weigh<V>(self, weigh: V) -> CeilingLayer<V> {
+        let options = self.options;
+        CeilingLayer {
+            room: self.room,
+            options: Options {
+                runtime: options.runtime,
+                weigh,
+                wait: options.wait,
+                max_waiting: options.max_waiting,
+                strict: options.strict,
+                yield_after: options.yield_after,
+                min_residency: options.min_residency,
+            },
+        }
+    }
+
+    /// How long a start of this stack waits for room, from asking for it. 10 s unless set;
+    /// `Duration::MAX` is for ever.
+    ///
+    /// When it is over the start is refused with [`NoRoom`](crate::ErrorKind::NoRoom) and the numbers.
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.options.wait = wait;
+        self
+    }
+
+    /// How many starts may wait under this limit, of whatever stack, for one of this stack to join
+    /// them. Beyond, it is refused at once with [`TooManyWaiting`](crate::ErrorKind::TooManyWaiting).
+    /// Unbounded unless set.
+    ///
+    /// A start for which something idle is being stopped waits as well, if only for that.
+    #[must_use]
+    pub fn max_waiting(mut self, max_waiting: usize) -> Self {
+        self.options.max_waiting = Some(max_waiting);
+        self
+    }
+
+    /// Never exceeds the limit for a start of this stack.
+    ///
+    /// Without it, a start that could never get room, since everything that holds it is explicitly
+    /// pinned and nothing is starting or stopping, is admitted over the limit: a host is better over its
+    /// budget than deaf. The first instance that is no longer in use then goes, for
+    /// [`Eviction::Over`](crate::Eviction::Over).
+    #[must_use]
+    pub fn strict(mut self) -> Self {
+        self.options.strict = true;
+        self
+    }
+
+    /// After a start of this stack has waited `after`, the coldest *busy* instance yields: calls in
+    /// flight on it finish, new ones wait, and when none is left it goes. So endless traffic to one
+    /// backend does not starve another. If the start leaves, the instance serves on. Off unless set.
+    #[must_use]
+    pub fn yield_after(mut self, after: Duration) -> Self {
+        self.options.yield_after = Some(after);
+        self
+    }
+
+    /// For this long from being ready, an instance of this stack is not evicted for room (it still is
+    /// for age, and to get back under the limit). It keeps a tight ceiling from thrashing. Off unless
+    /// set.
+    #[must_use]
+    pub fn min_residency(mut self, residency: Duration) -> Self {
+        self.options.min_residency = residency;
+        self
+    }
+
+    /// Changes the limit, for all who share it.
+    ///
+    /// Below what runs, idle instances are retired until it is kept, and busy ones when they fall idle;
+    /// none is cut. Starts in line that can never fit any more are refused.
+    pub fn set_limit(&self, limit: u64) {
+        self.room.set_limit(limit);
+    }
+
+    /// The limit, in units.
+    pub fn limit(&self) -> u64 {
+        self.room.limit()
+    }
+
+    /// How the room stands: what is used of it, by how many, and how many wait. `weight`, `waited` and
+    /// `own` say nothing here.
+    pub fn numbers(&self) -> NoRoom {
+        self.room.numbers()
+    }
+}
+
+impl<M, W: Clone> Layer<M> for CeilingLayer<W> {
+    type Service = Ceiling<M, W>;
+
+    fn layer(&self, maker: M) -> Self::Service {
+        Ceiling::new(maker, self.room.clone(), self.options.clone())
+    }
+}
+
+impl<W> fmt::Debug for CeilingLayer<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CeilingLayer")
+            .field("numbers", &self.numbers())
+            .field("wait", &self.options.wait)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,22 @@
+//! `Ceiling`: a bound on how much lives at once.
+//!
+//! See [`CeilingLayer`].
+
+mod error;
+mod future;
+mod holders;
+mod layer;
+mod occupied;
+mod queue;
+mod room;
+mod service;
+mod weight;
+
+pub use self::{
+    error::MakeError,
+    future::ResponseFuture,
+    layer::CeilingLayer,
+    occupied::Occupied,
+    service::Ceiling,
+    weight::{Fixed, Unweighed, Weigh},
+};

@@ -1,0 +1,106 @@
+//! `Ceiling`: the maker, behind the limit.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tower_service::Service;
+
+use super::{
+    error::MakeError,
+    future::ResponseFuture,
+    layer::{Options, nanos},
+    occupied::Occupied,
+    room::{Ask, Room},
+    weight::{Fixed, Weigh},
+};
+use crate::{
+    backend::Backend,
+    target::{Intent, Urgency},
+};
+
+/// A maker that is called once there is room for what it makes: see
+/// [`CeilingLayer`](super::CeilingLayer).
+///
+/// It is always ready; the place in line is taken in `call`, the wait is in the future. The maker is
+/// cloned per start, and made ready when there is room, so nothing of its own is reserved while the
+/// start waits.
+#[derive(Clone)]
+pub struct Ceiling<M, W = Fixed> {
+    maker: M,
+    room: Arc<Room>,
+    options: Options<W>,
+}
+
+impl<M, W> Ceiling<M, W> {
+    pub(super) fn new(maker: M, room: Arc<Room>, options: Options<W>) -> Self {
+        Self {
+            maker,
+            room,
+            options,
+        }
+    }
+
+    /// The maker.
+    pub const fn get_ref(&self) -> &M {
+        &self.maker
+    }
+
+    /// The maker, to change it.
+    pub const fn get_mut(&mut self) -> &mut M {
+        &mut self.maker
+    }
+
+    /// The maker, without the ceiling.
+    pub fn into_inner(self) -> M {
+        self.maker
+    }
+}
+
+impl<M, W, T> Service<T> for Ceiling<M, W>
+where
+    M: Service<T> + Clone,
+    M::Response: Backend,
+    W: Weigh<T>,
+{
+    type Response = Occupied<M::Response>;
+    type Error = MakeError<M::Error>;
+    type Future = ResponseFuture<M, T>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, target: T) -> Self::Future {
+        let options = &self.options;
+        let intent = Intent::current();
+        let urgency = intent.as_ref().map(|intent| intent.urgency);
+        let ask = Ask {
+            weight: options.weigh.weigh(&target),
+            first: urgency == Some(Urgency::Restart),
+            free_only: urgency == Some(Urgency::FreeOnly),
+            start: intent.as_ref().map(|intent| intent.start.0),
+            replaces: intent
+                .as_ref()
+                .and_then(|intent| intent.replaces)
+                .map(|start| start.0),
+            max_waiting: options.max_waiting,
+            strict: options.strict,
+            residency: nanos(options.min_residency),
+        };
+        let maker = self.maker.clone();
+        let asked = self.room.ask(ask);
+        ResponseFuture::new(asked, maker, target, intent, options)
+    }
+}
+
+impl<M: fmt::Debug, W> fmt::Debug for Ceiling<M, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ceiling")
+            .field("maker", &self.maker)
+            .field("numbers", &self.room.numbers())
+            .finish_non_exhaustive()
+    }
+}

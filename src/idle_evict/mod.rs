@@ -1,0 +1,16 @@
+//! `IdleEvict`: instances that nobody uses are stopped.
+//!
+//! See [`IdleEvict::pair`] and [`IdleEvictLayer`].
+
+mod future;
+mod layer;
+mod registry;
+mod service;
+mod sweep;
+
+pub use self::{
+    future::ResponseFuture,
+    layer::IdleEvictLayer,
+    service::{Evictable, MakeEvictable},
+    sweep::{IdleEvict, Retiree, Sweep, Swept},
+};

@@ -12,16 +12,13 @@ use pin_project::pin_project;
 use tower_service::Service;
 
 use crate::{
-    backend::Backend,
     error::{BoxError, Error, ErrorKind},
-    lifecycle::{Door, Waiting, core::Joined},
+    lifecycle::entrance::{Entrance, Joined, Waiting},
     target::Urgency,
 };
 
 /// How many instances a call is handed to in turn, when each is retired before it takes the call.
 const MOST_TRIES: u8 = 4;
-
-type CallOf<B, Req> = <<B as Backend>::Lease as Service<Req>>::Future;
 
 /// Waits for an instance if need be, then for its answer.
 ///
@@ -31,62 +28,49 @@ type CallOf<B, Req> = <<B as Backend>::Lease as Service<Req>>::Future;
 /// the call.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct ResponseFuture<T, B, Req>
-where
-    B: Backend,
-    B::Lease: Service<Req>,
-{
+pub struct ResponseFuture<L: Service<Req>, Req> {
     #[pin]
-    state: State<T, B, Req>,
+    state: State<L, Req>,
 }
 
 #[pin_project(project = Project, project_replace = Replaced)]
-enum State<T, B, Req>
-where
-    B: Backend,
-    B::Lease: Service<Req>,
-{
+enum State<L: Service<Req>, Req> {
     /// Waiting → Readying, when the owner hands a lease over.
     Waiting {
-        waiting: Waiting<T, B>,
+        waiting: Waiting<L>,
         request: Req,
         tries: u8,
     },
     /// Readying → Calling, when the lease is ready; → Waiting, when its instance was closed before.
-    Readying(Readying<T, B, Req>),
-    Calling(#[pin] CallOf<B, Req>),
+    Readying(Readying<L, Req>),
+    Calling(#[pin] L::Future),
     Failed(Error),
     Done,
 }
 
-struct Readying<T, B, Req>
-where
-    B: Backend,
-{
-    door: Arc<Door<T, B>>,
-    lease: B::Lease,
+struct Readying<L, Req> {
+    entrance: Arc<dyn Entrance<L>>,
+    lease: L,
     generation: u64,
     request: Req,
     tries: u8,
     may_start: bool,
 }
 
-impl<T, B, Req> ResponseFuture<T, B, Req>
+impl<L, Req> ResponseFuture<L, Req>
 where
-    T: Clone + Send + 'static,
-    B: Backend,
-    B::Lease: Service<Req>,
-    <B::Lease as Service<Req>>::Error: Into<BoxError>,
+    L: Service<Req>,
+    L::Error: Into<BoxError>,
 {
-    pub(crate) fn new(door: &Arc<Door<T, B>>, request: Req, may_start: bool) -> Self {
+    pub(crate) fn new(entrance: &Arc<dyn Entrance<L>>, request: Req, may_start: bool) -> Self {
         // A running instance whose lease is ready takes the call here, without a waker of anybody's.
-        let state = match door.core.borrow(None) {
+        let state = match entrance.borrow(None) {
             Some((mut lease, generation)) => {
                 let ready = lease.poll_ready(&mut Context::from_waker(Waker::noop()));
                 match ready {
                     Poll::Ready(Ok(())) => State::Calling(lease.call(request)),
                     Poll::Pending => State::Readying(Readying {
-                        door: door.clone(),
+                        entrance: entrance.clone(),
                         lease,
                         generation,
                         request,
@@ -94,33 +78,28 @@ where
                         may_start,
                     }),
                     Poll::Ready(Err(error)) => {
-                        State::again(door, request, generation, error.into(), 0, may_start)
+                        State::again(entrance, request, generation, error.into(), 0, may_start)
                     }
                 }
             }
-            None if !may_start => State::Failed(not_running(door)),
-            None => State::join(door, request, None, 0),
+            None if !may_start => State::Failed(not_running(entrance)),
+            None => State::join(entrance, request, None, 0),
         };
         Self { state }
     }
 }
 
-impl<T, B, Req> State<T, B, Req>
-where
-    T: Clone + Send + 'static,
-    B: Backend,
-    B::Lease: Service<Req>,
-{
+impl<L: Service<Req>, Req> State<L, Req> {
     /// A lease, or a place among those who wait.
-    fn join(door: &Arc<Door<T, B>>, request: Req, not: Option<u64>, tries: u8) -> Self {
-        match door.join(not, Urgency::Demand) {
+    fn join(entrance: &Arc<dyn Entrance<L>>, request: Req, not: Option<u64>, tries: u8) -> Self {
+        match entrance.clone().join(not, Urgency::Demand) {
             Ok(Joined::Wait(waiting)) => State::Waiting {
                 waiting,
                 request,
                 tries,
             },
             Ok(Joined::Lease(lease, generation)) => State::Readying(Readying {
-                door: door.clone(),
+                entrance: entrance.clone(),
                 lease,
                 generation,
                 request,
@@ -134,40 +113,42 @@ where
     /// The instance was retired before it took the call: the very same request goes to another
     /// generation. An error other than `Evicted` tells the owner that this one is broken.
     fn again(
-        door: &Arc<Door<T, B>>,
+        entrance: &Arc<dyn Entrance<L>>,
         request: Req,
         generation: u64,
         error: BoxError,
         tries: u8,
         may_start: bool,
     ) -> Self {
-        let error = Error::service(error).of(door.core.config.name.clone());
+        let error = Error::service(error).of(entrance.name());
         let evicted = matches!(error.kind(), ErrorKind::Evicted);
         if !evicted {
-            door.core.distrust(generation, error.clone());
+            entrance.distrust(generation, error.clone());
         }
         if !may_start {
-            return State::Failed(if evicted { not_running(door) } else { error });
+            return State::Failed(if evicted {
+                not_running(entrance)
+            } else {
+                error
+            });
         }
         if tries + 1 >= MOST_TRIES {
             return State::Failed(error);
         }
-        Self::join(door, request, Some(generation), tries + 1)
+        Self::join(entrance, request, Some(generation), tries + 1)
     }
 }
 
-fn not_running<T, B: Backend>(door: &Door<T, B>) -> Error {
-    Error::new(ErrorKind::NotRunning).of(door.core.config.name.clone())
+fn not_running<L>(entrance: &Arc<dyn Entrance<L>>) -> Error {
+    Error::new(ErrorKind::NotRunning).of(entrance.name())
 }
 
-impl<T, B, Req> Future for ResponseFuture<T, B, Req>
+impl<L, Req> Future for ResponseFuture<L, Req>
 where
-    T: Clone + Send + 'static,
-    B: Backend,
-    B::Lease: Service<Req>,
-    <B::Lease as Service<Req>>::Error: Into<BoxError>,
+    L: Service<Req>,
+    L::Error: Into<BoxError>,
 {
-    type Output = Result<<B::Lease as Service<Req>>::Response, Error>;
+    type Output = Result<L::Response, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
@@ -189,7 +170,7 @@ where
                             drop(it.lease);
                             let (error, tries) = (error.into(), it.tries);
                             State::again(
-                                &it.door,
+                                &it.entrance,
                                 it.request,
                                 it.generation,
                                 error,
@@ -211,7 +192,7 @@ where
                     };
                     match outcome {
                         Ok(handed) => State::Readying(Readying {
-                            door: waiting.door().clone(),
+                            entrance: waiting.entrance().clone(),
                             lease: handed.lease,
                             generation: handed.generation,
                             request,
@@ -232,11 +213,7 @@ where
     }
 }
 
-impl<T, B, Req> fmt::Debug for ResponseFuture<T, B, Req>
-where
-    B: Backend,
-    B::Lease: Service<Req>,
-{
+impl<L: Service<Req>, Req> fmt::Debug for ResponseFuture<L, Req> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
             State::Waiting { .. } => "waiting",

@@ -219,7 +219,7 @@ where
     T: Clone + Send + 'static,
     P: Clone,
 {
-    type Service = LazyStart<T, M::Response, P>;
+    type Service = LazyStart<T, <M::Response as Backend>::Lease, P>;
 
     fn layer(&self, maker: M) -> Self::Service {
         let supply = Supply {

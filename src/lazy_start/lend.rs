@@ -10,9 +10,8 @@ use std::{
 };
 
 use crate::{
-    backend::Backend,
     error::Error,
-    lifecycle::{Door, Waiting, core::Joined},
+    lifecycle::entrance::{Entrance, Joined, Waiting},
     target::Urgency,
     usage::{Claim, Usage},
 };
@@ -71,18 +70,18 @@ impl<L: fmt::Debug> fmt::Debug for Lent<L> {
 
 /// Resolves to a lease: see [`LazyStart::lend`](super::LazyStart::lend).
 #[must_use = "futures do nothing unless polled"]
-pub struct Lending<T, B: Backend> {
-    door: Arc<Door<T, B>>,
-    state: State<T, B>,
+pub struct Lending<L> {
+    entrance: Arc<dyn Entrance<L>>,
+    state: State<L>,
 }
 
-enum State<T, B: Backend> {
+enum State<L> {
     /// Any instance but this one.
     Asking(Option<u64>),
-    Waiting(Waiting<T, B>),
+    Waiting(Waiting<L>),
     /// A lease, and a place among those who wait while its instance yields.
     Claiming {
-        lease: Option<B::Lease>,
+        lease: Option<L>,
         generation: u64,
         place: Place,
     },
@@ -101,17 +100,17 @@ impl Drop for Place {
     }
 }
 
-impl<T, B: Backend> Lending<T, B> {
-    pub(crate) fn new(door: Arc<Door<T, B>>) -> Self {
+impl<L> Lending<L> {
+    pub(crate) fn new(entrance: Arc<dyn Entrance<L>>) -> Self {
         Self {
-            door,
+            entrance,
             state: State::Asking(None),
         }
     }
 }
 
-impl<T, B: Backend> State<T, B> {
-    fn claiming(lease: B::Lease, generation: u64, usage: Option<Arc<Usage>>) -> Self {
+impl<L> State<L> {
+    fn claiming(lease: L, generation: u64, usage: Option<Arc<Usage>>) -> Self {
         State::Claiming {
             lease: Some(lease),
             generation,
@@ -121,23 +120,19 @@ impl<T, B: Backend> State<T, B> {
 }
 
 /// Nothing in it is pinned.
-impl<T, B: Backend> Unpin for Lending<T, B> {}
+impl<L> Unpin for Lending<L> {}
 
-impl<T, B> Future for Lending<T, B>
-where
-    T: Clone + Send + 'static,
-    B: Backend,
-{
-    type Output = Result<Lent<B::Lease>, Error>;
+impl<L> Future for Lending<L> {
+    type Output = Result<Lent<L>, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         loop {
             this.state = match &mut this.state {
-                State::Asking(not) => match this.door.join(*not, Urgency::Demand)? {
+                State::Asking(not) => match this.entrance.clone().join(*not, Urgency::Demand)? {
                     Joined::Wait(waiting) => State::Waiting(waiting),
                     Joined::Lease(lease, generation) => {
-                        State::claiming(lease, generation, this.door.core.usage())
+                        State::claiming(lease, generation, this.entrance.usage())
                     }
                 },
                 State::Waiting(waiting) => {
@@ -171,7 +166,7 @@ where
     }
 }
 
-impl<T, B: Backend> fmt::Debug for Lending<T, B> {
+impl<L> fmt::Debug for Lending<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lending").finish_non_exhaustive()
     }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    marker::PhantomData,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -10,9 +11,8 @@ use tower_service::Service;
 
 use super::{future::ResponseFuture, handle::Handle, lend::Lending};
 use crate::{
-    backend::Backend,
     error::{BoxError, Error},
-    lifecycle::{Door, status::Status},
+    lifecycle::{entrance::Entrance, status::Status},
     matches::{Matches, Nothing},
 };
 
@@ -21,33 +21,31 @@ use crate::{
 /// Cheap to clone; all clones share the backend. It is always ready: whatever a start has to say comes
 /// out of the response future. Dropping the last clone and [`Handle`] stops the backend, once its
 /// calls in flight have ended.
-pub struct LazyStart<T, B: Backend, P = Nothing> {
-    door: Arc<Door<T, B>>,
+///
+/// `T` is the target's type, `L` that of the backend's [lease](crate::Backend::Lease).
+pub struct LazyStart<T, L, P = Nothing> {
+    entrance: Arc<dyn Entrance<L>>,
     only_if_running: P,
+    target: PhantomData<fn(T)>,
 }
 
-impl<T, B: Backend, P> LazyStart<T, B, P> {
-    pub(crate) fn new(door: Arc<Door<T, B>>, only_if_running: P) -> Self {
+impl<T, L, P> LazyStart<T, L, P> {
+    pub(crate) fn new(entrance: Arc<dyn Entrance<L>>, only_if_running: P) -> Self {
         Self {
-            door,
+            entrance,
             only_if_running,
+            target: PhantomData,
         }
     }
-}
 
-impl<T, B, P> LazyStart<T, B, P>
-where
-    T: Clone + Send + 'static,
-    B: Backend,
-{
     /// A handle for orders from outside the stack.
     pub fn handle(&self) -> Handle<T> {
-        Handle::of(self.door.clone())
+        Handle::of(self.entrance.clone().control())
     }
 
     /// One reading of the backend.
     pub fn status(&self) -> Status {
-        self.door.core.status()
+        self.entrance.status()
     }
 
     /// Lends the backend, started if need be, to whoever is no service call: a pool, a session.
@@ -60,22 +58,20 @@ where
     /// # Cancel safety
     ///
     /// Dropping the future gives its place and claim back.
-    pub fn lend(&self) -> Lending<T, B> {
-        Lending::new(self.door.clone())
+    pub fn lend(&self) -> Lending<L> {
+        Lending::new(self.entrance.clone())
     }
 }
 
-impl<T, B, P, Req> Service<Req> for LazyStart<T, B, P>
+impl<T, L, P, Req> Service<Req> for LazyStart<T, L, P>
 where
-    T: Clone + Send + 'static,
-    B: Backend,
-    B::Lease: Service<Req>,
-    <B::Lease as Service<Req>>::Error: Into<BoxError>,
+    L: Service<Req>,
+    L::Error: Into<BoxError>,
     P: Matches<Req>,
 {
-    type Response = <B::Lease as Service<Req>>::Response;
+    type Response = L::Response;
     type Error = Error;
-    type Future = ResponseFuture<T, B, Req>;
+    type Future = ResponseFuture<L, Req>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         Poll::Ready(Ok(()))
@@ -83,21 +79,26 @@ where
 
     fn call(&mut self, request: Req) -> Self::Future {
         let may_start = !self.only_if_running.matches(&request);
-        ResponseFuture::new(&self.door, request, may_start)
+        ResponseFuture::new(&self.entrance, request, may_start)
     }
 }
 
-impl<T, B: Backend, P: Clone> Clone for LazyStart<T, B, P> {
+impl<T, L, P: Clone> Clone for LazyStart<T, L, P> {
     fn clone(&self) -> Self {
         Self {
-            door: self.door.clone(),
+            entrance: self.entrance.clone(),
             only_if_running: self.only_if_running.clone(),
+            target: PhantomData,
         }
     }
 }
 
-impl<T, B: Backend, P> fmt::Debug for LazyStart<T, B, P> {
+impl<T, L, P> fmt::Debug for LazyStart<T, L, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LazyStart").field(&self.door.core).finish()
+        let status = self.entrance.status();
+        f.debug_struct("LazyStart")
+            .field("name", &status.name)
+            .field("state", &status.state)
+            .finish_non_exhaustive()
     }
 }

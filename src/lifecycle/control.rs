@@ -12,8 +12,9 @@ use std::{
 use futures_channel::oneshot;
 
 use super::{
-    core::{Core, Door, Joined, wake},
+    core::{Core, Door, wake},
     desk::{Halt, Reload},
+    entrance::{Entrance, Joined},
     status::{State, Status},
 };
 use crate::{

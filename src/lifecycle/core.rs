@@ -3,15 +3,17 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
+    task::Waker,
     time::Duration,
 };
 
 use super::{
     backoff::Policy,
-    desk::{Desk, Halt, Handed, Supply},
+    control::Control,
+    desk::{Desk, Halt, Supply},
+    entrance::{Entrance, Joined, Verdict, Waiting},
     owner::Owner,
     status::{State, Status},
-    waiting::Waiting,
 };
 use crate::{
     backend::Backend,
@@ -168,12 +170,6 @@ pub(crate) struct Door<T, B: Backend> {
     pub(crate) core: Arc<Core<T, B>>,
 }
 
-/// What a caller gets at the door.
-pub(crate) enum Joined<T, B: Backend> {
-    Lease(B::Lease, u64),
-    Wait(Waiting<T, B>),
-}
-
 impl<T, B> Door<T, B>
 where
     T: Clone + Send + 'static,
@@ -186,15 +182,39 @@ where
         let _ = door.core.door.set(Arc::downgrade(&door));
         door
     }
+}
 
-    /// A lease of the running instance, or a place among those who wait for the next one. The first
-    /// of them starts it.
-    pub(crate) fn join(
-        self: &Arc<Self>,
+impl<T, B> Entrance<B::Lease> for Door<T, B>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    fn name(&self) -> Arc<str> {
+        self.core.config.name.clone()
+    }
+
+    fn status(&self) -> Status {
+        self.core.status()
+    }
+
+    fn control(self: Arc<Self>) -> Arc<dyn Control> {
+        self
+    }
+
+    fn usage(&self) -> Option<Arc<Usage>> {
+        self.core.usage()
+    }
+
+    fn borrow(&self, not: Option<u64>) -> Option<(B::Lease, u64)> {
+        self.core.borrow(not)
+    }
+
+    fn join(
+        self: Arc<Self>,
         not: Option<u64>,
         urgency: Urgency,
-    ) -> Result<Joined<T, B>, Error> {
-        let core = &self.core;
+    ) -> Result<Joined<B::Lease>, Error> {
+        let core = self.core.clone();
         let config = &core.config;
         loop {
             if let Some((lease, generation)) = core.borrow(not) {
@@ -218,12 +238,37 @@ where
             told.wake();
             wake(owner);
             // From here on the ticket is given back whatever happens.
-            let waiting = Waiting::new(self.clone(), ticket);
+            let waiting = Waiting::new(self, ticket);
             if let Some(supply) = supply {
                 core.runtime.spawn(Owner::new(core.clone(), supply).run());
             }
             return Ok(Joined::Wait(waiting));
         }
+    }
+
+    fn distrust(&self, generation: u64, error: Error) {
+        self.core.distrust(generation, error);
+    }
+
+    fn collect(&self, ticket: usize, waker: Waker) -> Option<Verdict<B::Lease>> {
+        let mut desk = lock(&self.core.desk);
+        let (outcome, old) = desk.collect(ticket, waker);
+        drop(desk);
+        drop(old);
+        outcome
+    }
+
+    fn leave(&self, ticket: usize) {
+        let mut desk = lock(&self.core.desk);
+        let left = desk.leave(ticket);
+        let mut owner = None;
+        if self.core.config.cancel && desk.waiting() == 0 {
+            desk.cancelled = true;
+            owner = desk.owner.take();
+        }
+        drop(desk);
+        drop(left);
+        wake(owner);
     }
 }
 
@@ -244,16 +289,8 @@ impl<T, B: Backend> fmt::Debug for Core<T, B> {
     }
 }
 
-pub(crate) fn wake(waker: Option<std::task::Waker>) {
+pub(crate) fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker.wake();
-    }
-}
-
-impl<B: Backend> fmt::Debug for Handed<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handed")
-            .field("generation", &self.generation)
-            .finish_non_exhaustive()
     }
 }

@@ -15,6 +15,7 @@ use slab::Slab;
 
 use super::{
     backoff::{History, NotYet, Policy},
+    entrance::{Handed, Verdict},
     maker::Make,
     status::State,
 };
@@ -32,17 +33,10 @@ pub(crate) struct Supply<T, B> {
     pub(crate) target: T,
 }
 
-/// A lease handed to one who waited, and whose it is.
-pub(crate) struct Handed<B: Backend> {
-    pub(crate) lease: B::Lease,
-    pub(crate) generation: u64,
-    pub(crate) usage: Option<Arc<Usage>>,
-}
-
 /// One who waits for an instance.
 pub(crate) struct Ticket<B: Backend> {
     waker: Option<Waker>,
-    outcome: Option<Result<Handed<B>, Error>>,
+    outcome: Option<Verdict<B::Lease>>,
     /// Any instance but this one: it was found closed.
     not: Option<u64>,
     urgency: Urgency,
@@ -191,7 +185,7 @@ impl<T, B: Backend> Desk<T, B> {
         &mut self,
         ticket: usize,
         waker: Waker,
-    ) -> (Option<Result<Handed<B>, Error>>, Option<Waker>) {
+    ) -> (Option<Verdict<B::Lease>>, Option<Waker>) {
         let entry = &mut self.tickets[ticket];
         if entry.outcome.is_none() {
             return (None, entry.waker.replace(waker));

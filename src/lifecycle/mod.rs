@@ -10,7 +10,7 @@
 //! orders. The desk is the one lock of a backend; nothing of the user's runs under it.
 //!
 //! Callers of a running instance do not come to the desk. They borrow it from the published slot
-//! ([`Core::borrow`]).
+//! ([`Core::borrow`](core::Core::borrow)). They know a backend by its lease alone ([`entrance`]).
 
 pub(crate) mod attend;
 pub(crate) mod backoff;
@@ -18,11 +18,11 @@ pub(crate) mod control;
 pub(crate) mod core;
 pub(crate) mod desk;
 pub(crate) mod ending;
+pub(crate) mod entrance;
 pub(crate) mod maker;
 pub(crate) mod owner;
 mod reload;
 pub(crate) mod status;
 mod stopping;
-pub(crate) mod waiting;
 
-pub(crate) use self::{core::Door, waiting::Waiting};
+pub(crate) use self::core::Door;

@@ -1,0 +1,97 @@
+//! A backend as its callers see it: known by what it lends, and by nothing else.
+//!
+//! The service, its future and a caller's place hold a trait object, so that their types name neither
+//! the target nor the backend. A future that a spawned task awaits is looked at with its lifetimes
+//! erased, and then no bound with `'static` can be shown of any type that has one: a `&'static str`
+//! as the target, or one captured by the backend, and `tokio::spawn` would refuse ("implementation
+//! of `Clone` is not general enough"). The price is one indirect call per request.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use super::{control::Control, status::Status};
+use crate::{error::Error, target::Urgency, usage::Usage};
+
+/// What callers can do to a backend that lends `L`. Holding one holds the backend.
+pub(crate) trait Entrance<L>: Send + Sync {
+    fn name(&self) -> Arc<str>;
+    fn status(&self) -> Status;
+    fn control(self: Arc<Self>) -> Arc<dyn Control>;
+    /// The usage word of the running instance.
+    fn usage(&self) -> Option<Arc<Usage>>;
+    /// A lease of the running instance, unless it is the one `not`.
+    fn borrow(&self, not: Option<u64>) -> Option<(L, u64)>;
+    /// A lease, or a place among those who wait for the next instance. The first of them starts it.
+    fn join(self: Arc<Self>, not: Option<u64>, urgency: Urgency) -> Result<Joined<L>, Error>;
+    /// The lease of `generation` failed to become ready.
+    fn distrust(&self, generation: u64, error: Error);
+    /// The outcome of a place, which ends it; or `waker` is kept for when there is one.
+    fn collect(&self, ticket: usize, waker: Waker) -> Option<Verdict<L>>;
+    /// Gives a place back, and what was handed to it.
+    fn leave(&self, ticket: usize);
+}
+
+/// What a caller gets who joins.
+pub(crate) enum Joined<L> {
+    Lease(L, u64),
+    Wait(Waiting<L>),
+}
+
+/// A lease handed to one who waited, and whose it is.
+pub(crate) struct Handed<L> {
+    pub(crate) lease: L,
+    pub(crate) generation: u64,
+    pub(crate) usage: Option<Arc<Usage>>,
+}
+
+/// What comes of a place.
+pub(crate) type Verdict<L> = Result<Handed<L>, Error>;
+
+/// A caller's place among those who wait. Resolves to a lease handed over by the owner, claimed, or
+/// to why there is none.
+///
+/// Dropping it gives the place back, and a lease that was handed over but not taken with it.
+pub(crate) struct Waiting<L> {
+    entrance: Arc<dyn Entrance<L>>,
+    ticket: Option<usize>,
+}
+
+impl<L> Waiting<L> {
+    pub(crate) fn new(entrance: Arc<dyn Entrance<L>>, ticket: usize) -> Self {
+        Self {
+            entrance,
+            ticket: Some(ticket),
+        }
+    }
+
+    pub(crate) fn entrance(&self) -> &Arc<dyn Entrance<L>> {
+        &self.entrance
+    }
+}
+
+impl<L> Future for Waiting<L> {
+    type Output = Verdict<L>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let ticket = self.ticket.expect("polled after it was done");
+        match self.entrance.collect(ticket, cx.waker().clone()) {
+            Some(outcome) => {
+                self.ticket = None;
+                Poll::Ready(outcome)
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<L> Drop for Waiting<L> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.entrance.leave(ticket);
+        }
+    }
+}

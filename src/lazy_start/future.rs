@@ -12,8 +12,12 @@ use pin_project::pin_project;
 use tower_service::Service;
 
 use crate::{
+    busy::Busy,
     error::{BoxError, Error, ErrorKind},
-    lifecycle::entrance::{Entrance, Joined, Waiting},
+    lifecycle::{
+        entrance::{Borrowed, Entrance, Joined, Waiting},
+        instance::Handed,
+    },
     target::Urgency,
 };
 
@@ -43,15 +47,19 @@ enum State<L: Service<Req>, Req> {
     },
     /// Readying → Calling, when the lease is ready; → Waiting, when its instance was closed before.
     Readying(Readying<L, Req>),
-    Calling(#[pin] L::Future),
+    /// The use is dropped after the call.
+    Calling {
+        #[pin]
+        call: Option<L::Future>,
+        busy: Busy,
+    },
     Failed(Error),
     Done,
 }
 
 struct Readying<L, Req> {
     entrance: Arc<dyn Entrance<L>>,
-    lease: L,
-    generation: u64,
+    handed: Handed<L>,
     request: Req,
     tries: u8,
     may_start: bool,
@@ -65,31 +73,40 @@ where
     pub(crate) fn new(entrance: &Arc<dyn Entrance<L>>, request: Req, may_start: bool) -> Self {
         // A running instance whose lease is ready takes the call here, without a waker of anybody's.
         let state = match entrance.borrow(None) {
-            Some((mut lease, generation)) => {
-                let ready = lease.poll_ready(&mut Context::from_waker(Waker::noop()));
-                match ready {
-                    Poll::Ready(Ok(())) => State::Calling(lease.call(request)),
+            Borrowed::Lease(mut handed) => {
+                let lease = &mut handed.lease;
+                match lease.poll_ready(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(Ok(())) => State::calling(handed, request),
                     Poll::Pending => State::Readying(Readying {
                         entrance: entrance.clone(),
-                        lease,
-                        generation,
+                        handed,
                         request,
                         tries: 0,
                         may_start,
                     }),
                     Poll::Ready(Err(error)) => {
+                        let generation = handed.generation;
+                        drop(handed);
                         State::again(entrance, request, generation, error.into(), 0, may_start)
                     }
                 }
             }
-            None if !may_start => State::Failed(not_running(entrance)),
-            None => State::join(entrance, request, None, 0),
+            _ if !may_start => State::Failed(not_running(entrance)),
+            Borrowed::Closed(generation) => State::join(entrance, request, Some(generation), 0),
+            Borrowed::Nothing => State::join(entrance, request, None, 0),
         };
         Self { state }
     }
 }
 
 impl<L: Service<Req>, Req> State<L, Req> {
+    fn calling(mut handed: Handed<L>, request: Req) -> Self {
+        State::Calling {
+            call: Some(handed.lease.call(request)),
+            busy: handed.busy,
+        }
+    }
+
     /// A lease, or a place among those who wait.
     fn join(entrance: &Arc<dyn Entrance<L>>, request: Req, not: Option<u64>, tries: u8) -> Self {
         match entrance.clone().join(not, Urgency::Demand) {
@@ -98,10 +115,9 @@ impl<L: Service<Req>, Req> State<L, Req> {
                 request,
                 tries,
             },
-            Ok(Joined::Lease(lease, generation)) => State::Readying(Readying {
+            Ok(Joined::Lease(handed)) => State::Readying(Readying {
                 entrance: entrance.clone(),
-                lease,
-                generation,
+                handed,
                 request,
                 tries,
                 may_start: true,
@@ -154,27 +170,35 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                Project::Calling(call) => {
-                    let answer = ready!(call.poll(cx));
-                    return Poll::Ready(answer.map_err(Error::service));
+                Project::Calling { mut call, busy } => {
+                    let under_way = call.as_mut().as_pin_mut();
+                    let answer = match under_way.expect("polled after it was done").poll(cx) {
+                        Poll::Ready(answer) => answer.map_err(|e| busy.named(Error::service(e))),
+                        Poll::Pending => {
+                            ready!(busy.poll_cut(cx));
+                            Err(busy.named(Error::new(ErrorKind::Stopped)))
+                        }
+                    };
+                    call.set(None);
+                    drop(busy.take());
+                    return Poll::Ready(answer);
                 }
                 Project::Readying(readying) => {
-                    let ready = ready!(readying.lease.poll_ready(cx));
-                    let Replaced::Readying(mut it) = state.as_mut().project_replace(State::Done)
-                    else {
+                    let ready = ready!(readying.handed.lease.poll_ready(cx));
+                    let Replaced::Readying(it) = state.as_mut().project_replace(State::Done) else {
                         unreachable!("it was readying")
                     };
                     match ready {
-                        Ok(()) => State::Calling(it.lease.call(it.request)),
+                        Ok(()) => State::calling(it.handed, it.request),
                         Err(error) => {
-                            drop(it.lease);
-                            let (error, tries) = (error.into(), it.tries);
+                            let (error, generation) = (error.into(), it.handed.generation);
+                            drop(it.handed);
                             State::again(
                                 &it.entrance,
                                 it.request,
-                                it.generation,
+                                generation,
                                 error,
-                                tries,
+                                it.tries,
                                 it.may_start,
                             )
                         }
@@ -193,8 +217,7 @@ where
                     match outcome {
                         Ok(handed) => State::Readying(Readying {
                             entrance: waiting.entrance().clone(),
-                            lease: handed.lease,
-                            generation: handed.generation,
+                            handed,
                             request,
                             tries,
                             may_start: true,
@@ -218,7 +241,7 @@ impl<L: Service<Req>, Req> fmt::Debug for ResponseFuture<L, Req> {
         let state = match &self.state {
             State::Waiting { .. } => "waiting",
             State::Readying(_) => "readying",
-            State::Calling(_) => "calling",
+            State::Calling { .. } => "calling",
             State::Failed(_) => "failed",
             State::Done => "done",
         };

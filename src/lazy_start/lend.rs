@@ -10,10 +10,14 @@ use std::{
 };
 
 use crate::{
+    busy::Busy,
     error::Error,
-    lifecycle::entrance::{Entrance, Joined, Waiting},
+    lifecycle::{
+        entrance::{Entrance, Joined, Waiting},
+        instance::Handed,
+    },
     target::Urgency,
-    usage::{Claim, Usage},
+    usage::Usage,
 };
 
 /// A lease to keep: the backend is in use, and stays, until it is dropped.
@@ -44,8 +48,8 @@ use crate::{
 /// ```
 pub struct Lent<L> {
     lease: L,
-    /// Ends after the lease is dropped. `None` where nobody counts.
-    _claim: Option<Claim>,
+    /// Ends after the lease is dropped.
+    _busy: Busy,
 }
 
 impl<L> Deref for Lent<L> {
@@ -80,11 +84,7 @@ enum State<L> {
     Asking(Option<u64>),
     Waiting(Waiting<L>),
     /// A lease, and a place among those who wait while its instance yields.
-    Claiming {
-        lease: Option<L>,
-        generation: u64,
-        place: Place,
-    },
+    Claiming(Option<Handed<L>>, Place),
 }
 
 struct Place {
@@ -110,11 +110,11 @@ impl<L> Lending<L> {
 }
 
 impl<L> State<L> {
-    fn claiming(lease: L, generation: u64, usage: Option<Arc<Usage>>) -> Self {
-        State::Claiming {
-            lease: Some(lease),
-            generation,
-            place: Place { usage, key: None },
+    fn claiming(entrance: &Arc<dyn Entrance<L>>, handed: Handed<L>) -> Self {
+        match entrance.counted(handed.generation) {
+            Some(usage) => State::Claiming(Some(handed), Place { usage, key: None }),
+            // It is not the running one any more.
+            None => State::Asking(Some(handed.generation)),
         }
     }
 }
@@ -131,34 +131,30 @@ impl<L> Future for Lending<L> {
             this.state = match &mut this.state {
                 State::Asking(not) => match this.entrance.clone().join(*not, Urgency::Demand)? {
                     Joined::Wait(waiting) => State::Waiting(waiting),
-                    Joined::Lease(lease, generation) => {
-                        State::claiming(lease, generation, this.entrance.usage())
-                    }
+                    Joined::Lease(handed) => State::claiming(&this.entrance, handed),
                 },
                 State::Waiting(waiting) => {
                     let handed = ready!(Pin::new(waiting).poll(cx))?;
-                    State::claiming(handed.lease, handed.generation, handed.usage)
+                    State::claiming(&this.entrance, handed)
                 }
-                State::Claiming {
-                    lease,
-                    generation,
-                    place,
-                } => {
+                State::Claiming(handed, place) => {
                     let claim = match &place.usage {
                         None => None,
-                        Some(usage) => match ready!(usage.poll_claim(&mut place.key, cx.waker())) {
-                            Ok(claim) => Some(claim),
-                            // Retired before it was ours: the next one, which somebody starts.
-                            Err(_) => {
-                                this.state = State::Asking(Some(*generation));
-                                continue;
-                            }
-                        },
+                        Some(usage) => Some(ready!(usage.poll_claim(&mut place.key, cx.waker()))),
                     };
-                    let lease = lease.take().expect("polled after it was done");
+                    let handed = handed.take().expect("polled after it was done");
+                    let busy = match claim {
+                        None => handed.busy,
+                        Some(Ok(claim)) => Busy::new(Some(claim)),
+                        // Retired before it was ours: the next one, which somebody starts.
+                        Some(Err(_)) => {
+                            this.state = State::Asking(Some(handed.generation));
+                            continue;
+                        }
+                    };
                     return Poll::Ready(Ok(Lent {
-                        lease,
-                        _claim: claim,
+                        lease: handed.lease,
+                        _busy: busy,
                     }));
                 }
             };

@@ -22,7 +22,6 @@ use crate::{
     error::{Error, ErrorKind},
     sync::lock,
     target::Urgency,
-    usage::Usage,
 };
 
 /// The outcome of an order.
@@ -42,7 +41,7 @@ pub(crate) trait Control: Send + Sync {
     fn load(&self);
     fn reset(&self);
     fn keep_running(&self, keep: bool);
-    fn usage(&self) -> Option<Arc<Usage>>;
+
     fn until(self: Arc<Self>, state: State) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
@@ -105,7 +104,7 @@ where
         let joined = self.join(None, urgency);
         Box::pin(async move {
             match joined? {
-                Joined::Lease(..) => Ok(()),
+                Joined::Lease(_) => Ok(()),
                 Joined::Wait(waiting) => waiting.await.map(drop),
             }
         })
@@ -188,10 +187,6 @@ where
         let owner = desk.owner.take();
         drop(desk);
         wake(owner);
-    }
-
-    fn usage(&self) -> Option<Arc<Usage>> {
-        self.core.usage()
     }
 
     fn until(self: Arc<Self>, state: State) -> Pin<Box<dyn Future<Output = ()> + Send>> {

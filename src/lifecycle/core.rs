@@ -11,17 +11,13 @@ use super::{
     backoff::Policy,
     control::Control,
     desk::{Desk, Halt, Supply},
-    entrance::{Entrance, Joined, Verdict, Waiting},
+    entrance::{Borrowed, Entrance, Joined, Verdict, Waiting},
+    instance::Instance,
     owner::Owner,
     status::{State, Status},
 };
 use crate::{
-    backend::Backend,
-    error::Error,
-    runtime::Runtime,
-    sync::lock,
-    target::{StartId, Urgency},
-    usage::Usage,
+    backend::Backend, error::Error, runtime::Runtime, sync::lock, target::Urgency, usage::Usage,
     wakers::WakeList,
 };
 
@@ -40,14 +36,6 @@ pub(crate) struct Config {
     pub(crate) keep_running: bool,
 }
 
-/// One started backend.
-pub(crate) struct Instance<B> {
-    pub(crate) backend: B,
-    pub(crate) generation: u64,
-    pub(crate) start: StartId,
-    pub(crate) usage: Option<Arc<Usage>>,
-}
-
 pub(crate) struct Core<T, B: Backend> {
     pub(crate) runtime: Runtime,
     pub(crate) config: Config,
@@ -58,11 +46,7 @@ pub(crate) struct Core<T, B: Backend> {
     pub(crate) door: OnceLock<Weak<Door<T, B>>>,
 }
 
-impl<T, B> Core<T, B>
-where
-    T: Clone + Send + 'static,
-    B: Backend,
-{
+impl<T, B: Backend> Core<T, B> {
     pub(crate) fn new(runtime: Runtime, config: Config, supply: Supply<T, B>) -> Arc<Self> {
         let mut desk = Desk::new(supply, runtime.now());
         desk.keep_running = config.keep_running;
@@ -80,19 +64,21 @@ where
     /// The hot path. `lease()` runs under the slot's read lock, the one place where user code runs
     /// under a lock of ours: it saves a reference count per call, only the owner ever waits for
     /// readers, and a panic of it leaves a read lock whole.
-    pub(crate) fn borrow(&self, not: Option<u64>) -> Option<(B::Lease, u64)> {
+    pub(crate) fn borrow(&self, not: Option<u64>) -> Borrowed<B::Lease> {
         let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
-        let instance = slot.as_ref()?;
-        if Some(instance.generation) == not {
-            return None;
+        match slot.as_ref() {
+            Some(instance) if Some(instance.generation) != not => match instance.lend() {
+                Some(handed) => Borrowed::Lease(handed),
+                None => Borrowed::Closed(instance.generation),
+            },
+            _ => Borrowed::Nothing,
         }
-        Some((instance.backend.lease(), instance.generation))
     }
 
-    /// The usage word of the running instance.
+    /// The running instance's usage word.
     pub(crate) fn usage(&self) -> Option<Arc<Usage>> {
         let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
-        slot.as_ref()?.usage.clone()
+        Some(slot.as_ref()?.usage.clone())
     }
 
     /// Asks the owner to take the instance down: its lease failed to become ready.
@@ -201,24 +187,29 @@ where
         self
     }
 
-    fn usage(&self) -> Option<Arc<Usage>> {
-        self.core.usage()
+    fn counted(&self, generation: u64) -> Option<Option<Arc<Usage>>> {
+        let slot = self.core.slot.read();
+        let slot = slot.unwrap_or_else(PoisonError::into_inner);
+        let instance = slot.as_ref()?;
+        (instance.generation == generation).then(|| instance.counted().cloned())
     }
 
-    fn borrow(&self, not: Option<u64>) -> Option<(B::Lease, u64)> {
+    fn borrow(&self, not: Option<u64>) -> Borrowed<B::Lease> {
         self.core.borrow(not)
     }
 
     fn join(
         self: Arc<Self>,
-        not: Option<u64>,
+        mut not: Option<u64>,
         urgency: Urgency,
     ) -> Result<Joined<B::Lease>, Error> {
         let core = self.core.clone();
         let config = &core.config;
         loop {
-            if let Some((lease, generation)) = core.borrow(not) {
-                return Ok(Joined::Lease(lease, generation));
+            match core.borrow(not) {
+                Borrowed::Lease(handed) => return Ok(Joined::Lease(handed)),
+                Borrowed::Closed(generation) => not = Some(generation),
+                Borrowed::Nothing => {}
             }
             let now = core.runtime.now();
             let mut desk = lock(&core.desk);

@@ -5,7 +5,6 @@
 use std::{
     collections::VecDeque,
     mem,
-    sync::Arc,
     task::Waker,
     time::{Duration, Instant},
 };
@@ -15,7 +14,8 @@ use slab::Slab;
 
 use super::{
     backoff::{History, NotYet, Policy},
-    entrance::{Handed, Verdict},
+    entrance::Verdict,
+    instance::Handed,
     maker::Make,
     status::State,
 };
@@ -23,7 +23,7 @@ use crate::{
     backend::Backend,
     error::{Error, ErrorKind},
     target::Urgency,
-    usage::{Eviction, Usage},
+    usage::Eviction,
     wakers::WakeList,
 };
 
@@ -239,18 +239,13 @@ impl<T, B: Backend> Desk<T, B> {
     pub(crate) fn hand_out(
         &mut self,
         generation: u64,
-        usage: &Option<Arc<Usage>>,
-        leases: &mut Vec<B::Lease>,
+        leases: &mut Vec<Handed<B::Lease>>,
     ) -> WakeList {
         let mut wake = WakeList::default();
         let open: Vec<usize> = self.open(generation).take(leases.len()).collect();
-        for (key, lease) in open.iter().copied().zip(leases.drain(..open.len())) {
-            let entry = &mut self.tickets[key];
-            entry.outcome = Some(Ok(Handed {
-                lease,
-                generation,
-                usage: usage.clone(),
-            }));
+        for (key, handed) in open.iter().zip(leases.drain(..open.len())) {
+            let entry = &mut self.tickets[*key];
+            entry.outcome = Some(Ok(handed));
             wake.push(entry.waker.take());
             self.one_less();
         }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{core::Instance, maker::Caught};
+use super::{instance::Instance, maker::Caught};
 use crate::{
     backend::Backend,
     error::{BoxError, Error, ErrorKind},

@@ -13,7 +13,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{control::Control, status::Status};
+use super::{control::Control, instance::Handed, status::Status};
 use crate::{error::Error, target::Urgency, usage::Usage};
 
 /// What callers can do to a backend that lends `L`. Holding one holds the backend.
@@ -21,10 +21,11 @@ pub(crate) trait Entrance<L>: Send + Sync {
     fn name(&self) -> Arc<str>;
     fn status(&self) -> Status;
     fn control(self: Arc<Self>) -> Arc<dyn Control>;
-    /// The usage word of the running instance.
-    fn usage(&self) -> Option<Arc<Usage>>;
+    /// The word of instance `generation`, if it is the running one: `None` within where its leases
+    /// do not count.
+    fn counted(&self, generation: u64) -> Option<Option<Arc<Usage>>>;
     /// A lease of the running instance, unless it is the one `not`.
-    fn borrow(&self, not: Option<u64>) -> Option<(L, u64)>;
+    fn borrow(&self, not: Option<u64>) -> Borrowed<L>;
     /// A lease, or a place among those who wait for the next instance. The first of them starts it.
     fn join(self: Arc<Self>, not: Option<u64>, urgency: Urgency) -> Result<Joined<L>, Error>;
     /// The lease of `generation` failed to become ready.
@@ -37,15 +38,16 @@ pub(crate) trait Entrance<L>: Send + Sync {
 
 /// What a caller gets who joins.
 pub(crate) enum Joined<L> {
-    Lease(L, u64),
+    Lease(Handed<L>),
     Wait(Waiting<L>),
 }
 
-/// A lease handed to one who waited, and whose it is.
-pub(crate) struct Handed<L> {
-    pub(crate) lease: L,
-    pub(crate) generation: u64,
-    pub(crate) usage: Option<Arc<Usage>>,
+/// What is to be had of the running instance.
+pub(crate) enum Borrowed<L> {
+    Lease(Handed<L>),
+    /// This generation was closed and waits for its owner.
+    Closed(u64),
+    Nothing,
 }
 
 /// What comes of a place.

@@ -19,6 +19,7 @@ pub(crate) mod core;
 pub(crate) mod desk;
 pub(crate) mod ending;
 pub(crate) mod entrance;
+pub(crate) mod instance;
 pub(crate) mod maker;
 pub(crate) mod owner;
 mod reload;

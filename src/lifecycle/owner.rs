@@ -10,8 +10,9 @@ use std::{
 
 use super::{
     attend::{Beside, Either, Look, attend},
-    core::{Core, Instance},
+    core::Core,
     desk::{Desk, Halt, Reload, Supply},
+    instance::Instance,
     maker::Caught,
     reload::Reloaded,
     status::State,
@@ -158,16 +159,10 @@ where
     }
 
     pub(super) fn instance(&self, backend: B, start: StartId) -> Arc<Instance<B>> {
-        let usage = backend.usage();
-        if let Some(usage) = &usage {
-            usage.set_name(self.core.config.name.clone());
-        }
-        Arc::new(Instance {
-            generation: lock(&self.core.desk).generation + 1,
-            usage,
-            backend,
-            start,
-        })
+        let core = &*self.core;
+        let generation = lock(&core.desk).generation + 1;
+        let name = core.config.name.clone();
+        Instance::new(backend, generation, start, &core.runtime, name)
     }
 
     /// Starting → Stopped or BackingOff.
@@ -221,13 +216,18 @@ where
     /// are made outside the lock; the slot is written in the critical section that finds nobody
     /// waiting, so nobody is left between the two.
     pub(super) fn publish(&mut self, instance: Arc<Instance<B>>) {
-        let own = instance.backend.lease();
+        let lend = || {
+            instance
+                .lend()
+                .expect("nobody can close it before it is published")
+        };
+        let own = lend();
         let core = &*self.core;
         let now = core.runtime.now();
         let mut leases = Vec::new();
         loop {
             let mut desk = lock(&core.desk);
-            let told = desk.hand_out(instance.generation, &instance.usage, &mut leases);
+            let told = desk.hand_out(instance.generation, &mut leases);
             let more = desk.waiting_for(instance.generation);
             if more == 0 {
                 desk.generation = instance.generation;
@@ -246,7 +246,7 @@ where
             }
             drop(desk);
             told.wake();
-            leases.extend((0..more).map(|_| instance.backend.lease()));
+            leases.extend((0..more).map(|_| lend()));
         }
         self.restarting = false;
         self.current = Some(instance);
@@ -380,11 +380,8 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         let instance = slot.take();
         drop(slot);
         drop(desk);
-        if let Some(usage) = instance
-            .as_ref()
-            .and_then(|instance| instance.usage.as_ref())
-        {
-            usage.close_now();
+        if let Some(instance) = &instance {
+            instance.usage.close_now();
         }
         drop((instance, self.current.take(), self.beside.take()));
         drop((owner, reloads, halted));

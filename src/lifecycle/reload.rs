@@ -9,9 +9,10 @@ use std::{
 
 use super::{
     attend::{Either, Look, attend},
-    core::{Core, Instance},
+    core::Core,
     desk::Reload,
     ending,
+    instance::Instance,
     maker::Caught,
     owner::{End, Left, Owner, intent},
 };
@@ -70,7 +71,7 @@ where
             }
         }
         // The calls that come meanwhile are served by the old one, so it must not be evicted.
-        let held = old.backend.lease();
+        let held = old.lend();
         let supply = self.supply.as_mut().expect("the owner has the supply");
         let began = core.runtime.now();
         let deadline = core.config.start_timeout.map(|timeout| began + timeout);
@@ -141,9 +142,7 @@ where
     T: Clone + Send + 'static,
     B: Backend,
 {
-    if let Some(usage) = &old.usage {
-        ending::drain(&core.runtime, usage, Some(core.config.drain_timeout)).await;
-    }
+    ending::drain(&core.runtime, &old.usage, Some(core.config.drain_timeout)).await;
     let bound = core.config.stop_timeout;
     if let Err(error) = ending::stop(&core.runtime, old, bound).await {
         let error = error.of(core.config.name.clone());

@@ -64,21 +64,19 @@ where
     pub(super) async fn end(&mut self, end: End) {
         let core = self.core.clone();
         let instance = self.current.take().expect("it was published");
-        match (&instance.usage, &end) {
-            (Some(usage), End::Died(_)) => drop(usage.close_now()),
-            (Some(usage), End::Evicted(_) | End::Halted) => {
-                let mut bounded = false;
-                loop {
-                    let bound = bounded.then(|| core.drain_bound());
-                    let drained = ending::drain(&core.runtime, usage, bound);
-                    // An order to stop bounds a drain that had no bound.
-                    match self.attend_waiters(drained, !bounded).await {
-                        Either::Done(()) => break,
-                        Either::Act(()) => bounded = true,
-                    }
+        if matches!(end, End::Died(_)) {
+            instance.usage.close_now();
+        } else {
+            let mut bounded = false;
+            loop {
+                let bound = bounded.then(|| core.drain_bound());
+                let drained = ending::drain(&core.runtime, &instance.usage, bound);
+                // An order to stop bounds a drain that had no bound.
+                match self.attend_waiters(drained, !bounded).await {
+                    Either::Done(()) => break,
+                    Either::Act(()) => bounded = true,
                 }
             }
-            (None, _) => {}
         }
         let bound = core.config.stop_timeout;
         let stopped = ending::stop(&core.runtime, instance, bound);

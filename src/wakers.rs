@@ -32,11 +32,6 @@ impl Wakers {
         self.slots.remove(key.take()?)
     }
 
-    /// Whether nobody is registered.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
     /// Takes every waker. The registrations stay, and register again when they are polled.
     pub(crate) fn take(&mut self) -> WakeList {
         WakeList(

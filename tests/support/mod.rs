@@ -13,29 +13,29 @@ use std::{
 use tower_on_demand::{Backend, Error, ErrorKind, Retired, Runtime, Stopped};
 use tower_service::Service;
 
-pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-pub const fn ms(millis: u64) -> Duration {
+pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-pub const fn secs(seconds: u64) -> Duration {
+pub(crate) const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
 /// How a backend behaves.
 #[derive(Debug, Clone)]
-pub struct Plan {
-    pub start: Duration,
-    pub stop: Duration,
+pub(crate) struct Plan {
+    pub(crate) start: Duration,
+    pub(crate) stop: Duration,
     /// So many starts fail, after `start`.
-    pub failing: u32,
+    pub(crate) failing: u32,
     /// So many starts panic, after `start`.
-    pub panicking: u32,
-    pub start_hangs: bool,
-    pub stop_hangs: bool,
+    pub(crate) panicking: u32,
+    pub(crate) start_hangs: bool,
+    pub(crate) stop_hangs: bool,
     /// Each instance dies by itself so long after its birth.
-    pub lives: Option<Duration>,
+    pub(crate) lives: Option<Duration>,
 }
 
 impl Default for Plan {
@@ -54,24 +54,24 @@ impl Default for Plan {
 
 /// What the backends of one name saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Saw {
+pub(crate) struct Saw {
     /// Starts begun.
-    pub begun: u64,
+    pub(crate) begun: u64,
     /// Starts whose future was dropped before it was done.
-    pub dropped: u64,
-    pub ready: u64,
-    pub stops: u64,
-    pub gone: u64,
-    pub calls: u64,
-    pub answered: u64,
+    pub(crate) dropped: u64,
+    pub(crate) ready: u64,
+    pub(crate) stops: u64,
+    pub(crate) gone: u64,
+    pub(crate) calls: u64,
+    pub(crate) answered: u64,
     /// Calls that reached an instance before it was ready or after its stop began.
-    pub misdelivered: u64,
+    pub(crate) misdelivered: u64,
     /// Calls in flight when a stop began.
-    pub cut: u64,
+    pub(crate) cut: u64,
     /// Starting, running and stopping.
-    pub alive: u64,
-    pub peak: u64,
-    pub in_flight: u64,
+    pub(crate) alive: u64,
+    pub(crate) peak: u64,
+    pub(crate) in_flight: u64,
 }
 
 #[derive(Default)]
@@ -86,14 +86,14 @@ struct Inner {
 
 /// All fake backends of a test.
 #[derive(Clone)]
-pub struct World {
+pub(crate) struct World {
     runtime: Runtime,
     born: std::time::Instant,
     inner: Arc<Mutex<Inner>>,
 }
 
 impl World {
-    pub fn new(runtime: &Runtime) -> Self {
+    pub(crate) fn new(runtime: &Runtime) -> Self {
         Self {
             runtime: runtime.clone(),
             born: runtime.now(),
@@ -105,25 +105,25 @@ impl World {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn plan(&self, name: &str, change: impl FnOnce(&mut Plan)) {
+    pub(crate) fn plan(&self, name: &str, change: impl FnOnce(&mut Plan)) {
         change(self.lock().plans.entry(name.to_owned()).or_default());
     }
 
-    pub fn saw(&self, name: &str) -> Saw {
+    pub(crate) fn saw(&self, name: &str) -> Saw {
         self.lock().saw.get(name).cloned().unwrap_or_default()
     }
 
     /// Of all names together.
-    pub fn alive(&self) -> u64 {
+    pub(crate) fn alive(&self) -> u64 {
         self.lock().alive
     }
 
-    pub fn peak(&self) -> u64 {
+    pub(crate) fn peak(&self) -> u64 {
         self.lock().peak
     }
 
     /// Lets every living instance of `name` die by itself.
-    pub fn kill(&self, name: &str) {
+    pub(crate) fn kill(&self, name: &str) {
         let switches = self.lock().kills.remove(name).unwrap_or_default();
         for switch in switches {
             switch.pull();
@@ -131,7 +131,7 @@ impl World {
     }
 
     /// What happened, in order: `"10 ready a"`, the time in milliseconds.
-    pub fn log(&self) -> Vec<String> {
+    pub(crate) fn log(&self) -> Vec<String> {
         let inner = self.lock();
         let lines = inner.log.iter();
         lines
@@ -153,7 +153,7 @@ impl World {
     }
 
     /// A maker of them all: the target is the name.
-    pub fn maker(&self) -> Maker {
+    pub(crate) fn maker(&self) -> Maker {
         Maker {
             world: self.clone(),
         }
@@ -212,7 +212,7 @@ impl Drop for Life {
 }
 
 #[derive(Clone)]
-pub struct Maker {
+pub(crate) struct Maker {
     world: World,
 }
 
@@ -299,7 +299,7 @@ impl Shared {
 }
 
 /// A started fake.
-pub struct Fake {
+pub(crate) struct Fake {
     plan: Plan,
     switch: Arc<Switch>,
     shared: Arc<Shared>,
@@ -351,7 +351,7 @@ impl Backend for Fake {
 
 /// A lease of a fake: a service whose request is how long the call takes.
 #[derive(Clone)]
-pub struct Caller {
+pub(crate) struct Caller {
     shared: Arc<Shared>,
 }
 

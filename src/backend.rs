@@ -9,7 +9,9 @@ use std::{
 };
 
 use crate::{
+    busy::UntilResponse,
     lease::Leased,
+    matches::Nothing,
     usage::{Eviction, Usage},
 };
 
@@ -146,13 +148,7 @@ pub enum Stopped {
 /// ```
 pub struct DropToStop<S> {
     service: S,
-    /// Another's, or our own, made at the first lease.
-    usage: OnceLock<Counting>,
-}
-
-enum Counting {
-    Attached(Arc<Usage>),
-    Own(Arc<Usage>),
+    counted: Counted,
 }
 
 impl<S> DropToStop<S> {
@@ -160,7 +156,7 @@ impl<S> DropToStop<S> {
     pub const fn new(service: S) -> Self {
         Self {
             service,
-            usage: OnceLock::new(),
+            counted: Counted::new(),
         }
     }
 
@@ -168,11 +164,45 @@ impl<S> DropToStop<S> {
     pub const fn get_ref(&self) -> &S {
         &self.service
     }
+}
 
-    fn counting(&self) -> &Counting {
-        self.usage
-            .get_or_init(|| Counting::Own(Usage::new(Arc::new(NoClock))))
+impl<S> Backend for DropToStop<S>
+where
+    S: Clone + Send + Sync + 'static,
+{
+    type Lease = Leased<S>;
+
+    fn lease(&self) -> Leased<S> {
+        self.counted.lease(self.service.clone(), UntilResponse)
     }
+
+    fn attach(&self, usage: &Arc<Usage>) {
+        self.counted.attach(usage);
+    }
+
+    fn usage(&self) -> Option<Arc<Usage>> {
+        Some(self.counted.usage().clone())
+    }
+
+    fn keep_until_gone(&self, what: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
+        self.counted.usage().hold_until_drained(what);
+        None
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for DropToStop<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DropToStop").field(&self.service).finish()
+    }
+}
+
+/// Who counts the uses of a backend: somebody above, by a word that is attached, or else the
+/// backend by its own, made at the first need.
+pub(crate) struct Counted(OnceLock<Counting>);
+
+enum Counting {
+    Attached(Arc<Usage>),
+    Own(Arc<Usage>),
 }
 
 /// The clock of usage words that nobody asks for recency.
@@ -184,48 +214,41 @@ impl crate::usage::Recency for NoClock {
     }
 }
 
-impl<S> Backend for DropToStop<S>
-where
-    S: Clone + Send + Sync + 'static,
-{
-    type Lease = Leased<S>;
+impl Counted {
+    pub(crate) const fn new() -> Self {
+        Self(OnceLock::new())
+    }
 
-    fn lease(&self) -> Leased<S> {
+    pub(crate) fn attach(&self, usage: &Arc<Usage>) {
+        let _ = self.0.set(Counting::Attached(usage.clone()));
+    }
+
+    fn counting(&self) -> &Counting {
+        self.0
+            .get_or_init(|| Counting::Own(Usage::new(Arc::new(NoClock))))
+    }
+
+    pub(crate) fn usage(&self) -> &Arc<Usage> {
         match self.counting() {
-            Counting::Attached(_) => Leased::uncounted(self.service.clone()),
-            Counting::Own(usage) => Leased::counted(self.service.clone(), usage),
+            Counting::Attached(usage) | Counting::Own(usage) => usage,
         }
     }
 
-    fn attach(&self, usage: &Arc<Usage>) {
-        let _ = self.usage.set(Counting::Attached(usage.clone()));
-    }
-
-    fn usage(&self) -> Option<Arc<Usage>> {
+    /// A lease of `service`, counted here unless somebody above counts.
+    pub(crate) fn lease<S, H>(&self, service: S, hold: H) -> Leased<S, H> {
         match self.counting() {
-            Counting::Attached(usage) | Counting::Own(usage) => Some(usage.clone()),
+            Counting::Attached(_) => Leased::uncounted(service, hold),
+            Counting::Own(usage) => Leased::claimed(service, usage, hold, Nothing),
         }
-    }
-
-    fn keep_until_gone(&self, what: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
-        let (Counting::Attached(usage) | Counting::Own(usage)) = self.counting();
-        usage.hold_until_drained(what);
-        None
     }
 }
 
 /// An instance without an owner is closed: what its last lease keeps can go with that.
-impl<S> Drop for DropToStop<S> {
+impl Drop for Counted {
     fn drop(&mut self) {
-        if let Some(Counting::Own(usage)) = self.usage.get() {
+        if let Some(Counting::Own(usage)) = self.0.get() {
             usage.close_now();
         }
-    }
-}
-
-impl<S: fmt::Debug> fmt::Debug for DropToStop<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DropToStop").field(&self.service).finish()
     }
 }
 

@@ -81,18 +81,14 @@ impl State {
     }
 }
 
-impl<S> Leased<S> {
-    pub(crate) fn uncounted(service: S) -> Self {
+impl<S, H> Leased<S, H> {
+    pub(crate) fn uncounted(service: S, hold: H) -> Self {
         Self {
             service,
             claim: State::Uncounted,
-            hold: UntilResponse,
+            hold,
             not_use: Nothing,
         }
-    }
-
-    pub(crate) fn counted(service: S, usage: &Arc<Usage>) -> Self {
-        Self::claimed(service, usage, UntilResponse, Nothing)
     }
 }
 

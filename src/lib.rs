@@ -30,6 +30,9 @@ mod wakers;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;
+#[cfg(all(feature = "process", unix))]
+#[cfg_attr(docsrs, doc(cfg(all(feature = "process", unix))))]
+pub mod process;
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;

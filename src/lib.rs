@@ -16,6 +16,8 @@ mod group;
 #[cfg_attr(docsrs, doc(cfg(feature = "idle-evict")))]
 pub mod idle_evict;
 #[cfg(feature = "lazy-start")]
+pub mod keep;
+#[cfg(feature = "lazy-start")]
 pub mod lazy_start;
 mod lease;
 #[cfg(feature = "lazy-start")]
@@ -58,5 +60,6 @@ pub use crate::{
 #[cfg_attr(docsrs, doc(cfg(feature = "lazy-start")))]
 pub use crate::{
     group::Group,
+    keep::KeepLayer,
     lazy_start::{Handle, LazyStart, LazyStartLayer, State, Status},
 };

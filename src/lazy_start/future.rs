@@ -12,9 +12,9 @@ use pin_project::pin_project;
 use tower_service::Service;
 
 use crate::{
-    busy::Busy,
     error::{BoxError, Error, ErrorKind},
     lifecycle::{
+        calling::Calling,
         entrance::{Borrowed, Entrance, Joined, Waiting},
         instance::Handed,
     },
@@ -47,12 +47,7 @@ enum State<L: Service<Req>, Req> {
     },
     /// Readying → Calling, when the lease is ready; → Waiting, when its instance was closed before.
     Readying(Readying<L, Req>),
-    /// The use is dropped after the call.
-    Calling {
-        #[pin]
-        call: Option<L::Future>,
-        busy: Busy,
-    },
+    Calling(#[pin] Calling<L::Future>),
     Failed(Error),
     Done,
 }
@@ -76,7 +71,7 @@ where
             Borrowed::Lease(mut handed) => {
                 let lease = &mut handed.lease;
                 match lease.poll_ready(&mut Context::from_waker(Waker::noop())) {
-                    Poll::Ready(Ok(())) => State::calling(handed, request),
+                    Poll::Ready(Ok(())) => State::Calling(Calling::new(handed, request)),
                     Poll::Pending => State::Readying(Readying {
                         entrance: entrance.clone(),
                         handed,
@@ -100,13 +95,6 @@ where
 }
 
 impl<L: Service<Req>, Req> State<L, Req> {
-    fn calling(mut handed: Handed<L>, request: Req) -> Self {
-        State::Calling {
-            call: Some(handed.lease.call(request)),
-            busy: handed.busy,
-        }
-    }
-
     /// A lease, or a place among those who wait.
     fn join(entrance: &Arc<dyn Entrance<L>>, request: Req, not: Option<u64>, tries: u8) -> Self {
         match entrance.clone().join(not, Urgency::Demand) {
@@ -170,26 +158,14 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                Project::Calling { mut call, busy } => {
-                    let under_way = call.as_mut().as_pin_mut();
-                    let answer = match under_way.expect("polled after it was done").poll(cx) {
-                        Poll::Ready(answer) => answer.map_err(|e| busy.named(Error::service(e))),
-                        Poll::Pending => {
-                            ready!(busy.poll_cut(cx));
-                            Err(busy.named(Error::new(ErrorKind::Stopped)))
-                        }
-                    };
-                    call.set(None);
-                    drop(busy.take());
-                    return Poll::Ready(answer);
-                }
+                Project::Calling(calling) => return calling.poll(cx),
                 Project::Readying(readying) => {
                     let ready = ready!(readying.handed.lease.poll_ready(cx));
                     let Replaced::Readying(it) = state.as_mut().project_replace(State::Done) else {
                         unreachable!("it was readying")
                     };
                     match ready {
-                        Ok(()) => State::calling(it.handed, it.request),
+                        Ok(()) => State::Calling(Calling::new(it.handed, it.request)),
                         Err(error) => {
                             let (error, generation) = (error.into(), it.handed.generation);
                             drop(it.handed);
@@ -241,7 +217,7 @@ impl<L: Service<Req>, Req> fmt::Debug for ResponseFuture<L, Req> {
         let state = match &self.state {
             State::Waiting { .. } => "waiting",
             State::Readying(_) => "readying",
-            State::Calling { .. } => "calling",
+            State::Calling(_) => "calling",
             State::Failed(_) => "failed",
             State::Done => "done",
         };

@@ -14,6 +14,7 @@
 
 pub(crate) mod attend;
 pub(crate) mod backoff;
+pub(crate) mod calling;
 pub(crate) mod control;
 pub(crate) mod core;
 pub(crate) mod desk;

@@ -158,8 +158,8 @@ async fn a_backend_with_a_box_error_has_three_ways_out() {
     let mut stack = stack;
     let call: Pin<Box<dyn Future<Output = Result<u32, Error>> + Send>> =
         Box::pin(stack.ready().await.unwrap().call(20));
-    let answer = tokio::spawn(async move { call.await });
-    assert_eq!(answer.await.unwrap().unwrap(), 21);
+    let answer = tokio::spawn(async move { call.await.map(|n| n + 1) });
+    assert_eq!(answer.await.unwrap().unwrap(), 22);
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn boxed_makers_and_boxed_backends() {
         let service = service_fn(|n: u32| async move { Ok::<_, io::Error>(n + 1) });
         Ok::<_, BoxError>(DropToStop::new(Boxed::new(service)))
     });
-    spawn_every_stack_over!(maker.clone());
+    spawn_every_stack_over!(maker);
     let boxed: BoxCloneService<&'static str, DropToStop<Boxed>, BoxError> =
         BoxCloneService::new(maker);
     spawn_every_stack_over!(boxed);

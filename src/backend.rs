@@ -4,7 +4,7 @@ use std::{
     any::Any,
     fmt,
     future::Future,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -12,6 +12,7 @@ use crate::{
     busy::UntilResponse,
     lease::Leased,
     matches::Nothing,
+    sync::lock,
     usage::{Eviction, Usage},
 };
 
@@ -148,6 +149,7 @@ pub enum Stopped {
 /// ```
 pub struct DropToStop<S> {
     service: S,
+    /// After the service: what is kept for it goes when it is gone.
     counted: Counted,
 }
 
@@ -185,7 +187,7 @@ where
     }
 
     fn keep_until_gone(&self, what: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
-        self.counted.usage().hold_until_drained(what);
+        self.counted.keep(what);
         None
     }
 }
@@ -198,7 +200,11 @@ impl<S: fmt::Debug> fmt::Debug for DropToStop<S> {
 
 /// Who counts the uses of a backend: somebody above, by a word that is attached, or else the
 /// backend by its own, made at the first need.
-pub(crate) struct Counted(OnceLock<Counting>);
+pub(crate) struct Counted {
+    counting: OnceLock<Counting>,
+    /// What is kept until the backend is dropped and its last use has ended.
+    kept: Mutex<Vec<Box<dyn Any + Send>>>,
+}
 
 enum Counting {
     Attached(Arc<Usage>),
@@ -216,15 +222,18 @@ impl crate::usage::Recency for NoClock {
 
 impl Counted {
     pub(crate) const fn new() -> Self {
-        Self(OnceLock::new())
+        Self {
+            counting: OnceLock::new(),
+            kept: Mutex::new(Vec::new()),
+        }
     }
 
     pub(crate) fn attach(&self, usage: &Arc<Usage>) {
-        let _ = self.0.set(Counting::Attached(usage.clone()));
+        let _ = self.counting.set(Counting::Attached(usage.clone()));
     }
 
     fn counting(&self) -> &Counting {
-        self.0
+        self.counting
             .get_or_init(|| Counting::Own(Usage::new(Arc::new(NoClock))))
     }
 
@@ -232,6 +241,10 @@ impl Counted {
         match self.counting() {
             Counting::Attached(usage) | Counting::Own(usage) => usage,
         }
+    }
+
+    pub(crate) fn keep(&self, what: Box<dyn Any + Send>) {
+        lock(&self.kept).push(what);
     }
 
     /// A lease of `service`, counted here unless somebody above counts.
@@ -246,8 +259,19 @@ impl Counted {
 /// An instance without an owner is closed: what its last lease keeps can go with that.
 impl Drop for Counted {
     fn drop(&mut self) {
-        if let Some(Counting::Own(usage)) = self.0.get() {
-            usage.close_now();
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        let Some(counting) = self.counting.get() else {
+            return;
+        };
+        let usage = match counting {
+            Counting::Attached(usage) => usage,
+            Counting::Own(usage) => {
+                usage.close_now();
+                usage
+            }
+        };
+        for what in kept {
+            usage.hold_until_drained(what);
         }
     }
 }

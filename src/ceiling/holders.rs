@@ -16,7 +16,9 @@ pub(super) struct Id(pub(super) u64);
 pub(super) enum Class {
     /// Granted; there is no instance yet.
     Starting,
-    /// An instance whose use nobody counts: never a victim.
+    /// An instance; whether its use is counted is about to turn out.
+    Made,
+    /// An instance whose use nobody counts, or one that takes no room: never a victim.
     Uncounted,
     /// Too young to be a victim. Whether it is used is not known.
     Fresh,
@@ -55,7 +57,9 @@ pub(super) struct Holder {
 /// A use that ends touches nothing here, so the order of coldness is kept lazily: an entry's key is a
 /// lower bound of when the use of the instance last ended, which only ever moves on. The first entry
 /// whose key is exact is the coldest of all. What is found in use leaves the order until it falls idle,
-/// so it is looked at once and not at every decision.
+/// so it is looked at once and not at every decision. What is filed anew was used since it was filed,
+/// and each use is paid for once: a decision costs O(log n) for each victim, and for each instance used
+/// since.
 #[derive(Default)]
 pub(super) struct Holders {
     next: u64,

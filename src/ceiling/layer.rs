@@ -11,9 +11,10 @@ use tower_layer::Layer;
 use super::{
     room::Room,
     service::Ceiling,
+    state::Occupancy,
     weight::{Fixed, Unweighed},
 };
-use crate::{error::NoRoom, runtime::Runtime, usage::Recency};
+use crate::{runtime::Runtime, usage::Recency};
 
 /// Admits only as many instances as there is room for.
 ///
@@ -205,10 +206,9 @@ impl<W> CeilingLayer<W> {
         self.room.limit()
     }
 
-    /// How the room stands: what is used of it, by how many, and how many wait. `weight`, `waited` and
-    /// `own` say nothing here.
-    pub fn numbers(&self) -> NoRoom {
-        self.room.numbers()
+    /// How the room stands now.
+    pub fn occupancy(&self) -> Occupancy {
+        self.room.occupancy()
     }
 }
 
@@ -223,7 +223,7 @@ impl<M, W: Clone> Layer<M> for CeilingLayer<W> {
 impl<W> fmt::Debug for CeilingLayer<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CeilingLayer")
-            .field("numbers", &self.numbers())
+            .field("occupancy", &self.occupancy())
             .field("wait", &self.options.wait)
             .finish_non_exhaustive()
     }

@@ -10,6 +10,8 @@ mod occupied;
 mod queue;
 mod room;
 mod service;
+mod state;
+mod victims;
 mod weight;
 
 pub use self::{
@@ -18,5 +20,6 @@ pub use self::{
     layer::CeilingLayer,
     occupied::Occupied,
     service::Ceiling,
+    state::Occupancy,
     weight::{Fixed, Unweighed, Weigh},
 };

@@ -62,6 +62,7 @@ impl<B: Backend> Backend for Occupied<B> {
     }
 
     fn retired(&self) -> impl Future<Output = Retired> + Send + 'static {
+        self.seat.owned();
         self.get_ref().retired()
     }
 

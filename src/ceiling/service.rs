@@ -13,7 +13,8 @@ use super::{
     future::ResponseFuture,
     layer::{Options, nanos},
     occupied::Occupied,
-    room::{Ask, Room},
+    room::Room,
+    state::Ask,
     weight::{Fixed, Weigh},
 };
 use crate::{
@@ -100,7 +101,7 @@ impl<M: fmt::Debug, W> fmt::Debug for Ceiling<M, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ceiling")
             .field("maker", &self.maker)
-            .field("numbers", &self.room.numbers())
+            .field("occupancy", &self.room.occupancy())
             .finish_non_exhaustive()
     }
 }

@@ -57,8 +57,11 @@ struct Entry {
 pub(super) enum Next {
     /// Something is due.
     Due,
-    /// Nothing is before then, counted from now.
-    In(Duration),
+    /// Nothing is before `due`, which is `after` from now.
+    At {
+        due: u64,
+        after: Duration,
+    },
     Nothing,
     Over,
 }
@@ -150,7 +153,10 @@ impl Registry {
             Some(_) => Next::Due,
             None if state.over => Next::Over,
             None => match state.due.first() {
-                Some((due, _)) => Next::In(Duration::from_nanos(due - now)),
+                Some((due, _)) => Next::At {
+                    due: *due,
+                    after: Duration::from_nanos(due - now),
+                },
                 None => Next::Nothing,
             },
         };

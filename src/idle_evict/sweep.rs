@@ -35,7 +35,8 @@ use crate::{
 pub struct IdleEvict {
     runtime: Runtime,
     registry: Arc<Registry>,
-    timer: Option<Pin<Box<dyn Sleep>>>,
+    /// For when it is set, and the timer.
+    timer: Option<(u64, Pin<Box<dyn Sleep>>)>,
 }
 
 /// The request to an [`IdleEvict`]: retire what is due.
@@ -121,13 +122,16 @@ impl Service<Sweep> for IdleEvict {
                     self.timer = None;
                     return Poll::Pending;
                 }
-                Next::In(after) => {
-                    let mut timer = self.runtime.sleep(after);
-                    let pending = timer.as_mut().poll(cx).is_pending();
-                    self.timer = Some(timer);
-                    if pending {
+                Next::At { due, after } => {
+                    let timer = match &mut self.timer {
+                        Some((set, timer)) if *set == due => timer,
+                        _ => &mut self.timer.insert((due, self.runtime.sleep(after))).1,
+                    };
+                    if timer.as_mut().poll(cx).is_pending() {
                         return Poll::Pending;
                     }
+                    // A coarse recency clock may lag behind the timer: then another short sleep.
+                    self.timer = None;
                 }
             }
         }

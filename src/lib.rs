@@ -27,6 +27,8 @@ mod runtime;
 mod sync;
 mod target;
 mod usage;
+#[cfg(feature = "util")]
+mod util;
 mod wakers;
 
 #[cfg(feature = "http")]
@@ -46,6 +48,9 @@ pub use crate::ceiling::{Ceiling, CeilingLayer, Occupied};
 #[cfg_attr(docsrs, doc(cfg(feature = "idle-evict")))]
 pub use crate::idle_evict::{Evictable, IdleEvict, IdleEvictLayer, MakeEvictable, Sweep, Swept};
 
+#[cfg(feature = "util")]
+#[cfg_attr(docsrs, doc(cfg(feature = "util")))]
+pub use crate::util::ServiceBuilderExt;
 pub use crate::{
     backend::{Backend, DropToStop, MapService, Retired, Stopped},
     busy::{Begin, Busy, Hold, UntilResponse},

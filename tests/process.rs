@@ -5,7 +5,11 @@
 mod child;
 #[path = "process/common.rs"]
 mod common;
-#[path = "process/left.rs"]
-mod left;
+#[path = "process/events.rs"]
+mod events;
+#[path = "process/life.rs"]
+mod life;
 #[path = "process/start.rs"]
 mod start;
+#[path = "process/zz.rs"]
+mod zz;

@@ -29,6 +29,8 @@ use crate::{
 
 /// How long to wait for the processes of a killed group to be gone.
 const KILLED: Duration = Duration::from_secs(1);
+/// After how long a child that was killed and does not end is reported.
+const UNKILLABLE: Duration = Duration::from_secs(5);
 
 /// One child process, as it is seen from outside: cheap to clone, and keeps nothing alive.
 #[derive(Clone)]
@@ -72,6 +74,7 @@ pub(super) enum Order {
 pub(super) struct Owner {
     pub(super) process: Process,
     pub(super) on_drop: Order,
+    pub(super) grace: Duration,
     orders: watch::Sender<Order>,
 }
 
@@ -369,6 +372,7 @@ pub(super) fn keep(
     Ok(Owner {
         process,
         on_drop: Order::Kill,
+        grace,
         orders,
     })
 }
@@ -420,7 +424,18 @@ impl Keeper {
             }
         }
         self.group.signal(Signal::SIGKILL);
-        self.group.leader().await
+        let killed = timeout(UNKILLABLE, self.group.leader()).await;
+        match killed {
+            Ok(exit) => exit,
+            Err(_) => {
+                tracing::error!(
+                    target: "tower_on_demand::process",
+                    backend = &*self.process.inner.name, pid = self.process.inner.pid,
+                    "killed {UNKILLABLE:?} ago, and the system has not ended it yet"
+                );
+                self.group.leader().await
+            }
+        }
     }
 
     /// The leader was a shell, say: those it left have the rest of its grace.
@@ -450,6 +465,8 @@ impl Drop for Keeper {
 
 /// Waits for `order`, or one that overrules it.
 async fn ordered(orders: &mut watch::Receiver<Order>, order: Order) {
-    // Nobody can order any more: the owner is gone, which is an order.
-    let _ = orders.wait_for(|now| *now >= order).await;
+    if orders.wait_for(|now| *now >= order).await.is_err() {
+        // The owner is gone, and gave its last order by that.
+        std::future::pending().await
+    }
 }

@@ -106,6 +106,11 @@ impl Backend for Client {
         }
     }
 
+    /// The grace, and 5 seconds for the system to end what was killed.
+    fn stop_within(&self) -> Duration {
+        self.owner.grace + Duration::from_secs(5)
+    }
+
     fn attach(&self, usage: &Arc<Usage>) {
         self.counted.attach(usage);
     }

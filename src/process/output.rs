@@ -15,6 +15,8 @@ use crate::sync::{Mutex, lock};
 const KEPT_LINES: usize = 64;
 /// The longest line, in bytes; a longer one is cut into several.
 const LONGEST_LINE: usize = 2048;
+/// How many lines are taken before others have their turn.
+const AT_A_TIME: u64 = 64;
 /// How long to read on when the child is gone: somebody else may hold its pipes.
 const READ_ON: Duration = Duration::from_millis(100);
 
@@ -71,6 +73,7 @@ impl Output {
         let Some(pipe) = pipe else { return };
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
+        let mut lines = 0_u64;
         loop {
             let chunk = tokio::select! {
                 biased;
@@ -90,6 +93,10 @@ impl Output {
             if whole {
                 self.line(&line, stream);
                 line.clear();
+                lines += 1;
+                if lines % AT_A_TIME == 0 {
+                    tokio::task::yield_now().await;
+                }
             }
         }
         if !line.is_empty() {

@@ -13,7 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -43,6 +43,16 @@ pub(crate) fn child(name: &str, role: &str) -> Command {
         .env(ROLE, role)
 }
 
+/// The same, run by a shell: `"$@"` in `script` is the child.
+pub(crate) fn by_shell(name: &str, role: &str, script: &str) -> Command {
+    let test = std::env::current_exe().unwrap();
+    of_this_run(Command::new(name.to_owned(), "sh"))
+        .args(["-c", script, "sh"])
+        .arg(test)
+        .args(["--exact", "child::serves", "--nocapture", "--quiet"])
+        .env(ROLE, role)
+}
+
 /// Marks what belongs to this run.
 pub(crate) fn of_this_run(command: Command) -> Command {
     command.env(RUN, run())
@@ -57,6 +67,8 @@ pub(crate) fn run() -> String {
 /// - `after=MS`: only then
 /// - `say=TEXT`: prints that
 /// - `exit=CODE`: ends with it, after `after`, instead of listening
+/// - `first=PATH`: if there is no such file, makes one with the address in it and then listens only
+///   when that is taken (`first_hangs=yes`: never)
 /// - `ready=MS`: until so long after its start `/healthz` is 503
 /// - `term=MS`: goes on serving for so long after SIGTERM; `term=never`: for ever
 /// - `log=PATH`: writes there what it sees
@@ -82,7 +94,9 @@ impl Role {
                 .open(path)
                 .unwrap();
             // One write each, so that lines of several children do not mix.
-            log.write_all(format!("{what} {}\n", std::process::id()).as_bytes())
+            #[allow(clippy::disallowed_methods)]
+            let now = UNIX_EPOCH.elapsed().unwrap().as_millis();
+            log.write_all(format!("{what} {} {now}\n", std::process::id()).as_bytes())
                 .unwrap();
         }
     }
@@ -134,6 +148,20 @@ async fn play(role: Arc<Role>) -> i32 {
                 std::process::exit(0);
             }
         });
+    }
+    if let (Some(first), Some(at)) = (role.get("first"), role.get("at")) {
+        if OpenOptions::new()
+            .create_new(true)
+            .write(true)
+            .open(first)
+            .is_ok()
+        {
+            std::fs::write(first, at).unwrap();
+            // In vain: the port is ours, as far as the host knows.
+            while role.get("first_hangs").is_some() || TcpListener::bind(at).await.is_ok() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
     match role.get("at") {
         None => std::future::pending().await,

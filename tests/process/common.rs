@@ -74,6 +74,11 @@ pub(crate) fn exists(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
+/// Whether it runs. One that has ended and whose parent is gone is init's to reap.
+pub(crate) fn runs(pid: u32) -> bool {
+    !processes(|id, _, _, state| id == pid && state != 'Z').is_empty()
+}
+
 /// The processes that `wanted` (pid, parent, group, state) is true of.
 pub(crate) fn processes(wanted: impl Fn(u32, u32, u32, char) -> bool) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").unwrap();
@@ -109,4 +114,47 @@ pub(crate) async fn within(bound: Duration, what: &str, mut fact: impl FnMut() -
         }
     });
     assert!(seen.await.is_ok(), "not within {bound:?}: {what}");
+}
+
+/// A file that children write to; removed with this.
+#[derive(Debug)]
+pub(crate) struct Log(tempfile::TempDir);
+
+impl Log {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.file("log")
+    }
+
+    /// Another file beside it.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// What was written: what, by which pid, at how many milliseconds.
+    pub(crate) fn lines(&self) -> Vec<(String, u32, u64)> {
+        let text = std::fs::read_to_string(self.path()).unwrap_or_default();
+        let line = |line: &str| {
+            let mut words = line.split(' ');
+            let what = words.next()?.to_owned();
+            Some((
+                what,
+                words.next()?.parse().ok()?,
+                words.next()?.parse().ok()?,
+            ))
+        };
+        text.lines().filter_map(line).collect()
+    }
+
+    /// Who wrote `what`.
+    pub(crate) fn who(&self, what: &str) -> Vec<u32> {
+        let lines = self.lines().into_iter();
+        lines
+            .filter(|line| line.0 == what)
+            .map(|line| line.1)
+            .collect()
+    }
 }

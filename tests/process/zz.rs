@@ -9,7 +9,7 @@ use crate::{
 
 /// Tests start in the order of their names, so all others have begun when this one does.
 #[tokio::test]
-async fn zz_e9_no_process_is_left_behind() {
+async fn e9_no_process_is_left_behind() {
     // The one that has just begun has not said so yet.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let bound = Duration::from_secs(120);

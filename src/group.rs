@@ -51,6 +51,8 @@ pub struct Group {
 #[derive(Default)]
 struct Members {
     by_age: Vec<(Arc<str>, Weak<dyn Member>)>,
+    /// At how many those that are gone are swept out: a join costs the same however many there are.
+    sweep_at: usize,
     closed: bool,
 }
 
@@ -63,9 +65,11 @@ impl Group {
     pub(crate) fn add(&self, name: Arc<str>, member: Arc<dyn Member>) {
         let mut members = lock(&self.members);
         let closed = members.closed;
-        members
-            .by_age
-            .retain(|(_, member)| member.strong_count() > 0);
+        if members.by_age.len() >= members.sweep_at {
+            let alive = |(_, member): &(_, Weak<dyn Member>)| member.strong_count() > 0;
+            members.by_age.retain(alive);
+            members.sweep_at = 16 + 2 * members.by_age.len();
+        }
         members.by_age.push((name, Arc::downgrade(&member)));
         drop(members);
         if closed {

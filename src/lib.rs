@@ -12,11 +12,15 @@ pub mod ceiling;
 mod error;
 #[cfg(feature = "lazy-start")]
 mod group;
+#[cfg(any(feature = "coalesce", feature = "lazy-start"))]
+mod identity;
 #[cfg(feature = "idle-evict")]
 #[cfg_attr(docsrs, doc(cfg(feature = "idle-evict")))]
 pub mod idle_evict;
 #[cfg(feature = "lazy-start")]
 pub mod keep;
+#[cfg(feature = "lazy-start")]
+pub mod keyed;
 #[cfg(feature = "lazy-start")]
 pub mod lazy_start;
 mod lease;
@@ -48,6 +52,8 @@ pub use crate::ceiling::{Ceiling, CeilingLayer, Occupied};
 #[cfg_attr(docsrs, doc(cfg(feature = "idle-evict")))]
 pub use crate::idle_evict::{Evictable, IdleEvict, IdleEvictLayer, MakeEvictable, Sweep, Swept};
 
+#[cfg(any(feature = "coalesce", feature = "lazy-start"))]
+pub use crate::identity::Identity;
 #[cfg(feature = "util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "util")))]
 pub use crate::util::ServiceBuilderExt;
@@ -66,5 +72,6 @@ pub use crate::{
 pub use crate::{
     group::Group,
     keep::KeepLayer,
+    keyed::{Keyed, KeyedLayer},
     lazy_start::{Handle, LazyStart, LazyStartLayer, State, Status},
 };

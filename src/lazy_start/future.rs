@@ -94,6 +94,15 @@ where
     }
 }
 
+impl<L: Service<Req>, Req> ResponseFuture<L, Req> {
+    /// The outcome is known.
+    pub(crate) fn failed(error: Error) -> Self {
+        Self {
+            state: State::Failed(error),
+        }
+    }
+}
+
 impl<L: Service<Req>, Req> State<L, Req> {
     /// A lease, or a place among those who wait.
     fn join(entrance: &Arc<dyn Entrance<L>>, request: Req, not: Option<u64>, tries: u8) -> Self {

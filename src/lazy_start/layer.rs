@@ -17,7 +17,11 @@ use crate::{
     backend::Backend,
     error::BoxError,
     group::Group,
-    lifecycle::{Door, core::Config, desk::Supply},
+    lifecycle::{
+        Door,
+        core::{Config, OnRest},
+        desk::Supply,
+    },
     matches::Nothing,
     runtime::Runtime,
     target::Target,
@@ -210,6 +214,34 @@ impl<T, P> LazyStartLayer<T, P> {
     }
 }
 
+impl<T, P> LazyStartLayer<T, P>
+where
+    T: Clone + Send + 'static,
+{
+    /// A backend of its own for `maker`.
+    pub(crate) fn open<M>(&self, maker: M, on_rest: Option<OnRest>) -> Arc<Door<T, M::Response>>
+    where
+        M: Service<T> + Send + 'static,
+        M::Response: Backend,
+        M::Error: Into<BoxError>,
+        M::Future: Send,
+    {
+        let supply = Supply {
+            maker: Box::new(maker),
+            target: self.target.clone(),
+        };
+        let (runtime, config) = (self.runtime.clone(), self.config.clone());
+        let door = Door::open(runtime, config, supply, on_rest);
+        if let Some(binding) = self.binding.upgrade() {
+            binding.bind(door.clone());
+        }
+        if let Some(group) = &self.group {
+            group.add(self.config.name.clone(), door.core.clone());
+        }
+        door
+    }
+}
+
 impl<M, T, P> Layer<M> for LazyStartLayer<T, P>
 where
     M: Service<T> + Send + 'static,
@@ -222,18 +254,7 @@ where
     type Service = LazyStart<T, <M::Response as Backend>::Lease, P>;
 
     fn layer(&self, maker: M) -> Self::Service {
-        let supply = Supply {
-            maker: Box::new(maker),
-            target: self.target.clone(),
-        };
-        let door = Door::open(self.runtime.clone(), self.config.clone(), supply);
-        if let Some(binding) = self.binding.upgrade() {
-            binding.bind(door.clone());
-        }
-        if let Some(group) = &self.group {
-            group.add(self.config.name.clone(), door.core.clone());
-        }
-        LazyStart::new(door, self.only_if_running.clone())
+        LazyStart::new(self.open(maker, None), self.only_if_running.clone())
     }
 }
 

@@ -72,6 +72,15 @@ impl History {
         Ok(())
     }
 
+    /// Whether a failure keeps starts away now, or counts against the budget.
+    pub(crate) fn is_recent(&self, policy: &Policy, now: Instant) -> bool {
+        let counts = |per| {
+            let latest = self.crashes.back();
+            latest.is_some_and(|crash| now < *crash + per)
+        };
+        left(self.until, now).is_some() || policy.budget.is_some_and(|(_, per)| counts(per))
+    }
+
     /// A start failed.
     pub(crate) fn start_failed(&mut self, policy: &Policy, now: Instant, seed: impl Hash) {
         self.failed = self.failed.saturating_add(1);

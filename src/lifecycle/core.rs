@@ -4,14 +4,14 @@ use std::{
     fmt,
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
     task::Waker,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
     backoff::Policy,
     control::Control,
     desk::{Desk, Halt, Supply},
-    entrance::{Borrowed, Entrance, Joined, Verdict, Waiting},
+    entrance::{Borrowed, Entrance, Joined, Remembered, Verdict, Waiting},
     instance::Instance,
     owner::Owner,
     status::{State, Status},
@@ -44,10 +44,20 @@ pub(crate) struct Core<T, B: Backend> {
     pub(crate) slot: RwLock<Option<Arc<Instance<B>>>>,
     pub(crate) desk: Mutex<Desk<T, B>>,
     pub(crate) door: OnceLock<Weak<Door<T, B>>>,
+    /// Told when the owner rests: nothing is alive, and nobody waits.
+    pub(crate) on_rest: Option<OnRest>,
 }
 
+/// Told when a backend rests.
+pub(crate) type OnRest = Box<dyn Fn() + Send + Sync>;
+
 impl<T, B: Backend> Core<T, B> {
-    pub(crate) fn new(runtime: Runtime, config: Config, supply: Supply<T, B>) -> Arc<Self> {
+    pub(crate) fn new(
+        runtime: Runtime,
+        config: Config,
+        supply: Supply<T, B>,
+        on_rest: Option<OnRest>,
+    ) -> Arc<Self> {
         let mut desk = Desk::new(supply, runtime.now());
         desk.keep_running = config.keep_running;
         Arc::new(Self {
@@ -56,6 +66,7 @@ impl<T, B: Backend> Core<T, B> {
             slot: RwLock::new(None),
             desk: Mutex::new(desk),
             door: OnceLock::new(),
+            on_rest,
         })
     }
 
@@ -119,6 +130,13 @@ impl<T, B: Backend> Core<T, B> {
         }
     }
 
+    /// The owner rests.
+    pub(crate) fn rests(&self) {
+        if let Some(on_rest) = &self.on_rest {
+            on_rest();
+        }
+    }
+
     /// How long the calls in flight have when it is brought down.
     pub(crate) fn drain_bound(&self) -> Duration {
         let ordered = lock(&self.desk).drain;
@@ -162,8 +180,13 @@ where
     B: Backend,
 {
     /// The first handle of a new backend.
-    pub(crate) fn open(runtime: Runtime, config: Config, supply: Supply<T, B>) -> Arc<Self> {
-        let core = Core::new(runtime, config, supply);
+    pub(crate) fn open(
+        runtime: Runtime,
+        config: Config,
+        supply: Supply<T, B>,
+        on_rest: Option<OnRest>,
+    ) -> Arc<Self> {
+        let core = Core::new(runtime, config, supply, on_rest);
         let door = Arc::new(Self { core });
         let _ = door.core.door.set(Arc::downgrade(&door));
         door
@@ -247,6 +270,19 @@ where
         drop(desk);
         drop(old);
         outcome
+    }
+
+    fn remembered(&self, now: Instant) -> Remembered {
+        let desk = lock(&self.core.desk);
+        if desk.supply.is_none() || desk.waiting() > 0 {
+            Remembered::InUse
+        } else if desk.unloaded || desk.keep_running {
+            Remembered::Ordered
+        } else if desk.history.is_recent(&self.core.config.policy, now) {
+            Remembered::Failing
+        } else {
+            Remembered::Nothing
+        }
     }
 
     fn leave(&self, ticket: usize) {

@@ -11,6 +11,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Instant,
 };
 
 use super::{control::Control, instance::Handed, status::Status};
@@ -32,6 +33,8 @@ pub(crate) trait Entrance<L>: Send + Sync {
     fn distrust(&self, generation: u64, error: Error);
     /// The outcome of a place, which ends it; or `waker` is kept for when there is one.
     fn collect(&self, ticket: usize, waker: Waker) -> Option<Verdict<L>>;
+    /// What would be lost with it.
+    fn remembered(&self, now: Instant) -> Remembered;
     /// Gives a place back, and what was handed to it.
     fn leave(&self, ticket: usize);
 }
@@ -47,6 +50,18 @@ pub(crate) enum Borrowed<L> {
     Lease(Handed<L>),
     /// This generation was closed and waits for its owner.
     Closed(u64),
+    Nothing,
+}
+
+/// What a backend that rests is remembered for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Remembered {
+    /// It does not rest.
+    InUse,
+    /// Its starts failed, or it crashed, lately.
+    Failing,
+    /// It was unloaded, or must keep running.
+    Ordered,
     Nothing,
 }
 

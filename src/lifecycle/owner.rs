@@ -90,7 +90,10 @@ where
             match self.next() {
                 Next::Start => {}
                 Next::StartAfter(pause) => self.pause(pause).await,
-                Next::Rest => return,
+                Next::Rest => {
+                    self.core.rests();
+                    return;
+                }
             }
         }
     }
@@ -386,5 +389,6 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         drop((instance, self.current.take(), self.beside.take()));
         drop((owner, reloads, halted));
         told.wake();
+        core.rests();
     }
 }

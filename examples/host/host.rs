@@ -1,0 +1,166 @@
+//! The stack of each backend, and the server in front of them.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{conn::auto, graceful::GracefulShutdown},
+    service::TowerToHyperService,
+};
+use tokio::{net::TcpListener, time::sleep};
+use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
+use tower_http::timeout::TimeoutBody;
+use tower_on_demand::{
+    CeilingLayer, Error, ErrorKind, Group, IdleEvict, LazyStartLayer, Runtime,
+    http::{StatusLayer, UntilBothEnd},
+    process::Spawn,
+};
+
+use crate::{
+    config::{Backend, Config},
+    proxy,
+};
+
+/// A response's body, wherever it comes from.
+pub(crate) type Body = UnsyncBoxBody<Bytes, BoxError>;
+/// A request's body, which fails when its client falls silent.
+pub(crate) type Upload = TimeoutBody<Incoming>;
+/// A backend as its callers see it.
+pub(crate) type Service = BoxCloneSyncService<Request<Upload>, Response<Body>, Error>;
+
+/// Idle connections are closed after this; so is one whose request head does not come.
+const HEAD: Duration = Duration::from_secs(30);
+
+pub(crate) struct Host {
+    group: Group,
+    backends: BTreeMap<String, Service>,
+    upload_pause: Duration,
+}
+
+impl Host {
+    /// The host that `config` describes, and who retires its idle backends. Nothing is started.
+    pub(crate) fn new(config: &Config) -> (Self, IdleEvict) {
+        let runtime = Runtime::tokio();
+        let group = Group::new();
+        let (evictable, idle_evict) = IdleEvict::pair(runtime.clone(), UntilBothEnd);
+        let ceiling = CeilingLayer::new(runtime.clone(), config.limit).wait(config.wait);
+        let stack = |backend: &Backend| {
+            ServiceBuilder::new()
+                .map_request(|request: Request<Upload>| request)
+                .map_response(|response: Response<_>| response.map(boxed))
+                .layer(LazyStartLayer::new(runtime.clone(), backend.command.clone()).join(&group))
+                .layer(
+                    evictable
+                        .clone()
+                        .idle_after(backend.idle_after)
+                        .pinned(backend.pinned),
+                )
+                .layer(ceiling.clone())
+                .service(Spawn::http())
+        };
+        let backends = config.backends.iter().map(|backend| {
+            let service = stack(backend);
+            let name = backend.command.name().to_owned();
+            (name, BoxCloneSyncService::new(service))
+        });
+        let host = Self {
+            backends: backends.collect(),
+            group,
+            upload_pause: config.upload_pause,
+        };
+        (host, idle_evict)
+    }
+
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.backends.keys().map(String::as_str)
+    }
+
+    pub(crate) fn upload_pause(&self) -> Duration {
+        self.upload_pause
+    }
+
+    /// The backend called `name`.
+    pub(crate) fn backend(&self, name: &str) -> Result<Service, Error> {
+        let service = self.backends.get(name).cloned();
+        service.ok_or_else(|| Error::new(ErrorKind::Unknown).of(name))
+    }
+
+    /// Stops every backend. Calls in flight have `drain`; nothing is alive when this returns.
+    pub(crate) async fn stop(&self, drain: Duration) {
+        self.group.stopped(drain).await;
+    }
+}
+
+/// Any body as the one kind that all have here.
+pub(crate) fn boxed<B>(body: B) -> Body
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    body.map_err(Into::into).boxed_unsync()
+}
+
+pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => format!(
+            "cannot listen on {address}: another program does; choose another address with --listen"
+        ),
+        _ => format!("cannot listen on {address}: {error}"),
+    })
+}
+
+pub(crate) fn url(listener: &TcpListener) -> String {
+    match listener.local_addr() {
+        Ok(address) => format!("http://{address}"),
+        Err(error) => format!("http://?{error}?"),
+    }
+}
+
+/// Serves `listener` until `stop`, and then the requests that have begun.
+pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, stop: impl Future<Output = ()>) {
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD);
+    let graceful = GracefulShutdown::new();
+    tokio::pin!(stop);
+    loop {
+        let (stream, peer) = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of file descriptors, for one: connections that end free some.
+                    tracing::warn!(%error, "accepting");
+                    sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            () = &mut stop => break,
+        };
+        let host = host.clone();
+        let service = ServiceBuilder::new()
+            .layer(StatusLayer::new())
+            .service(service_fn(move |request| {
+                proxy::call(host.clone(), peer, request)
+            }));
+        let connection = server
+            .serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service))
+            .into_owned();
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, %peer, "connection");
+            }
+        });
+    }
+    drop(listener);
+    tokio::spawn(graceful.shutdown());
+}

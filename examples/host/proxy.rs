@@ -1,0 +1,95 @@
+//! One request, on its way to a backend and back.
+
+use std::{error::Error as StdError, net::SocketAddr, sync::Arc};
+
+use http::{Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tower::ServiceExt;
+use tower_http::timeout::{TimeoutBody, TimeoutError};
+use tower_on_demand::Error;
+
+use crate::{
+    headers,
+    host::{Body, Host, boxed},
+    tunnel::Tunnel,
+};
+
+/// Errors are for the `StatusLayer` above.
+pub(crate) async fn call(
+    host: Arc<Host>,
+    peer: SocketAddr,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Error> {
+    let (name, path) = match headers::split(request.uri()) {
+        Some((name, path)) if !name.is_empty() => (name, path),
+        _ => return Ok(index(&host)),
+    };
+    let backend = host.backend(&name)?;
+
+    let upgrade = headers::upgrade(&request);
+    let tunnel = upgrade.is_some().then(|| Tunnel::from_client(&mut request));
+    headers::to_backend(&mut request, &name, path, peer, upgrade.as_ref());
+    let pause = host.upload_pause();
+    let request = request.map(|body| TimeoutBody::new(pause, body));
+
+    let mut response = match backend.oneshot(request).await {
+        Ok(response) => response,
+        Err(error) if is_silent_upload(&error) => {
+            let text = format!("nothing of the request's body came for {pause:?}\n");
+            return Ok(text_response(StatusCode::REQUEST_TIMEOUT, text));
+        }
+        Err(error) => {
+            tracing::debug!(backend = name, "{error:#}");
+            return Err(error.of(name));
+        }
+    };
+    if let Some(tunnel) = tunnel {
+        tunnel.join(&mut response);
+    }
+    headers::to_client(&mut response, &name);
+    Ok(response)
+}
+
+fn is_silent_upload(error: &Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.is::<TimeoutError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Who runs.
+fn index(host: &Host) -> Response<Body> {
+    let mut text = String::new();
+    for status in host.group().status() {
+        let line = format!(
+            "{:<12} {:<10} {} starts, {} evictions, {} calls in flight\n",
+            status.name,
+            format!("{:?}", status.state),
+            status.starts,
+            status.evictions,
+            status.in_flight.unwrap_or(0),
+        );
+        text.push_str(&line);
+    }
+    text_response(StatusCode::OK, text)
+}
+
+fn text_response(status: StatusCode, text: String) -> Response<Body> {
+    let mut response = Response::new(boxed(Full::from(text)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    headers.insert(
+        header::CACHE_CONTROL,
+        header::HeaderValue::from_static("no-store"),
+    );
+    response
+}

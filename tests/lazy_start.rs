@@ -359,7 +359,7 @@ fn s1_a_call_during_a_stop_waits_for_it_and_starts_anew() {
 }
 
 #[test]
-fn s6_a_stop_that_never_ends_is_dropped_after_its_timeout_and_reported() {
+fn s06_a_stop_that_never_ends_is_dropped_after_its_timeout_and_reported() {
     let (runtime, clock, world) = world(1);
     world.plan("a", |plan| plan.stop_hangs = true);
     let stack = layer(&runtime, "a")

@@ -75,3 +75,8 @@ pub use crate::{
     keyed::{Keyed, KeyedLayer},
     lazy_start::{Handle, LazyStart, LazyStartLayer, State, Status},
 };
+
+/// The examples of the README are tests.
+#[cfg(all(doctest, feature = "full"))]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -168,6 +168,11 @@ impl Busy {
         usage.poll_cut(&mut self.cut_key, cx.waker())
     }
 
+    /// Whether what is in use is no more.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.usage().is_some_and(|usage| usage.look().is_dead())
+    }
+
     /// Whether the use is to end now. Registers no waker: for those who are never pending.
     pub fn is_cut(&self) -> bool {
         self.usage().is_some_and(|usage| usage.look().is_cut())

@@ -267,7 +267,7 @@ impl<B: Backend> Keeper<B> {
         self.instance = None;
         let runtime = &self.settings.runtime;
         if died {
-            instance.usage.close_now();
+            instance.usage.close_dead();
         } else {
             ending::drain(runtime, &instance.usage, None).await;
         }
@@ -328,11 +328,11 @@ where
         let Some(handed) = &mut self.readied else {
             return Poll::Ready(Err(error(Error::new(ErrorKind::Evicted))));
         };
-        let ready = ready!(handed.lease.poll_ready(cx));
+        let ready = ready!(handed.poll_ready(cx));
         if ready.is_err() {
             self.readied = None;
         }
-        Poll::Ready(ready.map_err(|cause| error(Error::service(cause))))
+        Poll::Ready(ready.map_err(error))
     }
 
     fn call(&mut self, request: Req) -> Self::Future {

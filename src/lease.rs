@@ -21,8 +21,8 @@ use crate::{
 
 /// A service with its claim on the instance behind it, taken when it was lent.
 ///
-/// `poll_ready` fails with [`ErrorKind::Evicted`] if the instance was closed first, as tower has it:
-/// discard this service, send the same request to another. The claim goes from `call` into the
+/// `poll_ready` fails with [`ErrorKind::Evicted`] if the instance was closed first, or died, as tower
+/// has it: discard this service, send the same request to another. The claim goes from `call` into the
 /// response future, and from there where [`Hold`] says; the next `poll_ready` takes a new one. A
 /// readied lease that is never called keeps its claim until it is dropped.
 pub struct Leased<S, H = UntilResponse, P = Nothing> {
@@ -142,10 +142,18 @@ where
     type Future = LeasedFuture<S::Future, H::Hold>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        if let State::Unclaimed(Unclaimed { usage, key }) = &mut self.claim {
-            match ready!(usage.poll_claim(key, cx.waker())) {
-                Ok(claim) => self.claim = State::Claimed(claim),
-                Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
+        match &mut self.claim {
+            State::Uncounted => {}
+            State::Claimed(claim) => {
+                if claim.usage().look().is_dead() {
+                    return Poll::Ready(Err(Error::new(ErrorKind::Evicted)));
+                }
+            }
+            State::Unclaimed(Unclaimed { usage, key }) => {
+                match ready!(usage.poll_claim(key, cx.waker())) {
+                    Ok(claim) => self.claim = State::Claimed(claim),
+                    Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
+                }
             }
         }
         self.service.poll_ready(cx).map_err(Error::service)

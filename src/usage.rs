@@ -20,6 +20,7 @@
 //!   "used" it would be idle, and starters would take it from each other for ever.
 //! - `YIELDING`: new claims wait; when the count falls to 0 it closes.
 //! - `CUT`: uses in progress shall end now.
+//! - `DEAD`: it was closed because it is no more. A claim that was not used for a call yet is void.
 //! - `PINNED`: no policy may close it. It is in this word so that a close decided before it was pinned
 //!   is refused.
 //!
@@ -43,6 +44,7 @@ const BORN: u64 = 1 << 26;
 const YIELDING: u64 = 1 << 27;
 const CUT: u64 = 1 << 28;
 const PINNED: u64 = 1 << 29;
+const DEAD: u64 = 1 << 30;
 const EPOCH: u64 = 1 << 32;
 
 /// The clock that stamps the end of a use, in nanoseconds since a fixed moment.
@@ -146,6 +148,9 @@ impl Look {
     }
     pub(crate) fn is_cut(self) -> bool {
         self.0 & CUT != 0
+    }
+    pub(crate) fn is_dead(self) -> bool {
+        self.0 & DEAD != 0
     }
     pub(crate) fn is_pinned(self) -> bool {
         self.0 & PINNED != 0
@@ -278,6 +283,12 @@ impl Usage {
         true
     }
 
+    /// Closes the instance at once since it is no more: a claim in hand is no use.
+    pub(crate) fn close_dead(self: &Arc<Self>) {
+        self.word.fetch_or(DEAD, Ordering::AcqRel);
+        self.close_now();
+    }
+
     /// Tells `watch` from now on what becomes of the instance, which it knows as `key`. What was
     /// before is in the word: look at it afterwards.
     pub(crate) fn watch(&self, watch: Weak<dyn Watch>, key: u64) {
@@ -325,7 +336,6 @@ impl Usage {
 
     /// Sets the idle bound, if anything keeps one for this instance: `None` is never for age, zero is
     /// pinned.
-    #[allow(dead_code)]
     pub(crate) fn set_idle_after(&self, bound: Option<Duration>) {
         self.tell_watching(|watch, key| watch.set_idle_after(key, bound));
     }

@@ -36,6 +36,7 @@ fn dropping_the_last_clone_stops_it_after_its_calls() {
 fn a_dead_one_fails_its_readiness_and_is_gone_without_another_call() {
     let (clock, world, mut kept) = made(1);
     clock.block_on(kept.ready()).expect("ready");
+    clock.block_on(kept.call(ms(0))).expect("served");
     world.kill("a");
     clock.advance(secs(1));
     assert_eq!((world.alive(), clock.tasks()), (0, 0));

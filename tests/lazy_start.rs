@@ -335,7 +335,7 @@ fn s31_a_caller_dropped_as_it_is_granted_leaves_nothing_behind() {
 }
 
 #[test]
-fn s1_a_call_during_a_stop_waits_for_it_and_starts_anew() {
+fn s01_a_call_during_a_stop_waits_for_it_and_starts_anew() {
     let (runtime, clock, world) = world(1);
     world.plan("a", |plan| plan.stop = secs(5));
     let stack = layer(&runtime, "a").layer(world.maker());
@@ -730,4 +730,110 @@ fn l5_a_call_dropped_at_any_poll_leaves_nothing_behind() {
         polls += 1;
     }
     assert!(polls > 10);
+}
+
+/// A number from `state` below `below`.
+fn random(state: &mut u64, below: u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state % below
+}
+
+#[test]
+fn s2_s5_orders_deaths_and_calls_in_any_order_never_make_two_of_one_backend() {
+    let mut reloaded = 0;
+    for seed in 1..60 {
+        let (runtime, clock, world) = world(seed);
+        let stack = layer(&runtime, "a").keep_running().layer(world.maker());
+        let handle = stack.handle();
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut calls = Vec::new();
+        for _ in 0..80 {
+            match random(&mut state, 10) {
+                0 => drop(handle.stop()),
+                1 => drop(handle.start()),
+                2 => drop(handle.reload_in_place(None)),
+                3 => world.kill("a"),
+                4 => drop(handle.unload()),
+                5 | 6 => handle.load(),
+                _ => {
+                    handle.reset();
+                    calls.push(call(&clock, &stack, ms(random(&mut state, 8))));
+                }
+            }
+            clock.advance(ms(random(&mut state, 12)));
+            assert!(world.alive() <= 1, "seed {seed}: {:#?}", world.log());
+            if handle.status().state == State::Stopped {
+                assert_eq!(world.alive(), 0, "e9: gone, not merely forgotten");
+            }
+        }
+        // With a reload there may be two for a while, and no more.
+        handle.load();
+        handle.reset();
+        clock.block_on(handle.start()).expect("it starts");
+        for _ in 0..20 {
+            match random(&mut state, 4) {
+                0 => world.kill("a"),
+                _ => drop(handle.reload(None)),
+            }
+            clock.advance(ms(random(&mut state, 15)));
+            assert!(world.alive() <= 2, "seed {seed}: {:#?}", world.log());
+        }
+        reloaded += handle.status().reloads;
+        handle.keep_running(false);
+        clock.block_on(handle.stop()).expect("it stops");
+        clock.advance(secs(60));
+        for mut call in calls {
+            assert!(call.take().is_some(), "seed {seed}: a call hangs");
+        }
+        assert_eq!((world.alive(), world.saw("a").misdelivered), (0, 0));
+        assert_eq!((clock.tasks(), clock.timers()), (0, 0));
+    }
+    assert!(reloaded > 100, "{reloaded} reloads");
+}
+
+#[test]
+fn e9_stopped_is_said_when_it_is_gone_and_not_before() {
+    let (runtime, clock, world) = world(1);
+    world.plan("a", |plan| plan.stop = secs(9));
+    let stack = layer(&runtime, "a").layer(world.maker());
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    let handle = stack.handle();
+    let stop = handle.stop();
+    let stopped = handle.until(State::Stopped);
+    let seen = clock.spawn({
+        let world = world.clone();
+        async move {
+            stopped.await;
+            world.alive()
+        }
+    });
+    clock.advance(secs(8));
+    assert!(!seen.is_finished());
+    assert_eq!(clock.block_on(seen), 0);
+    clock.block_on(stop).expect("stopped");
+}
+
+#[test]
+fn a_lent_backend_is_in_use_until_it_is_given_back() {
+    let (runtime, clock, world) = world(1);
+    let stack = layer(&runtime, "a")
+        .drain_timeout(secs(30))
+        .layer(world.maker());
+    let lent = clock.block_on(stack.lend()).expect("lent");
+    assert_eq!(stack.status().in_flight, Some(1));
+    let stop = stack.handle().stop();
+    clock.advance(secs(10));
+    assert_eq!(world.saw("a").stops, 0);
+    let mut caller = support::Caller::clone(&lent);
+    clock
+        .block_on(tower::Service::call(&mut caller, ms(0)))
+        .expect("it serves its borrower");
+    drop((caller, lent));
+    clock.block_on(stop).expect("stopped");
+    assert!(clock.elapsed() < secs(11));
+    assert_eq!(world.alive(), 0);
 }

@@ -69,8 +69,7 @@ where
         // A running instance whose lease is ready takes the call here, without a waker of anybody's.
         let state = match entrance.borrow(None) {
             Borrowed::Lease(mut handed) => {
-                let lease = &mut handed.lease;
-                match lease.poll_ready(&mut Context::from_waker(Waker::noop())) {
+                match handed.poll_ready(&mut Context::from_waker(Waker::noop())) {
                     Poll::Ready(Ok(())) => State::Calling(Calling::new(handed, request)),
                     Poll::Pending => State::Readying(Readying {
                         entrance: entrance.clone(),
@@ -82,7 +81,7 @@ where
                     Poll::Ready(Err(error)) => {
                         let generation = handed.generation;
                         drop(handed);
-                        State::again(entrance, request, generation, error.into(), 0, may_start)
+                        State::again(entrance, request, generation, error, 0, may_start)
                     }
                 }
             }
@@ -129,11 +128,11 @@ impl<L: Service<Req>, Req> State<L, Req> {
         entrance: &Arc<dyn Entrance<L>>,
         request: Req,
         generation: u64,
-        error: BoxError,
+        error: Error,
         tries: u8,
         may_start: bool,
     ) -> Self {
-        let error = Error::service(error).of(entrance.name());
+        let error = error.of(entrance.name());
         let evicted = matches!(error.kind(), ErrorKind::Evicted);
         if !evicted {
             entrance.distrust(generation, error.clone());
@@ -169,14 +168,14 @@ where
             let next = match state.as_mut().project() {
                 Project::Calling(calling) => return calling.poll(cx),
                 Project::Readying(readying) => {
-                    let ready = ready!(readying.handed.lease.poll_ready(cx));
+                    let ready = ready!(readying.handed.poll_ready(cx));
                     let Replaced::Readying(it) = state.as_mut().project_replace(State::Done) else {
                         unreachable!("it was readying")
                     };
                     match ready {
                         Ok(()) => State::Calling(Calling::new(it.handed, it.request)),
                         Err(error) => {
-                            let (error, generation) = (error.into(), it.handed.generation);
+                            let generation = it.handed.generation;
                             drop(it.handed);
                             State::again(
                                 &it.entrance,

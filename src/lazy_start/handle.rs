@@ -8,6 +8,7 @@ use std::{
     pin::Pin,
     sync::{Arc, OnceLock, Weak},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use crate::{
@@ -205,6 +206,14 @@ impl<T> Handle<T> {
     pub fn keep_running(&self, keep: bool) {
         if let Some(control) = self.control() {
             control.keep_running(keep);
+        }
+    }
+
+    /// Changes the idle bound of the instance that runs and of all that follow: `None` is never for
+    /// age, still for room; zero is pinned, never for either. Without `IdleEvict` beneath it does nothing.
+    pub fn set_idle_after(&self, bound: impl Into<Option<Duration>>) {
+        if let Some(control) = self.control() {
+            control.set_idle_after(bound.into());
         }
     }
 

@@ -41,6 +41,7 @@ pub(crate) trait Control: Send + Sync {
     fn load(&self);
     fn reset(&self);
     fn keep_running(&self, keep: bool);
+    fn set_idle_after(&self, bound: Option<Duration>);
 
     fn until(self: Arc<Self>, state: State) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
@@ -187,6 +188,13 @@ where
         let owner = desk.owner.take();
         drop(desk);
         wake(owner);
+    }
+
+    fn set_idle_after(&self, bound: Option<Duration>) {
+        lock(&self.core.desk).idle_after = Some(bound);
+        if let Some(usage) = self.core.usage() {
+            usage.set_idle_after(bound);
+        }
     }
 
     fn until(self: Arc<Self>, state: State) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -90,6 +90,8 @@ pub(crate) struct Desk<T, B: Backend> {
     /// An instance whose lease failed to become ready.
     pub(crate) distrusted: Option<(u64, Error)>,
     pub(crate) keep_running: bool,
+    /// An idle bound ordered for this and all further instances.
+    pub(crate) idle_after: Option<Option<Duration>>,
     pub(crate) unloaded: bool,
     pub(crate) shut_down: bool,
     watches: Slab<Watch>,
@@ -142,6 +144,7 @@ impl<T, B: Backend> Desk<T, B> {
             cancelled: false,
             distrusted: None,
             keep_running: false,
+            idle_after: None,
             unloaded: false,
             shut_down: false,
             watches: Slab::new(),

@@ -1,8 +1,21 @@
 //! One started backend, and what is lent of it.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use crate::{backend::Backend, busy::Busy, runtime::Runtime, target::StartId, usage::Usage};
+use tower_service::Service;
+
+use crate::{
+    backend::Backend,
+    busy::Busy,
+    error::{BoxError, Error, ErrorKind},
+    runtime::Runtime,
+    target::StartId,
+    usage::Usage,
+};
 
 /// One started backend. Its owner and the published slot hold it, nobody else.
 pub(crate) struct Instance<B> {
@@ -62,6 +75,20 @@ impl<B: Backend> Instance<B> {
     /// The word to claim for a use that outlasts the lease's own, if the lease counts.
     pub(crate) fn counted(&self) -> Option<&Arc<Usage>> {
         self.counted.then_some(&self.usage)
+    }
+}
+
+impl<L> Handed<L> {
+    /// Polls the lease's readiness; an instance that died meanwhile is as good as evicted.
+    pub(crate) fn poll_ready<Req>(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>>
+    where
+        L: Service<Req>,
+        L::Error: Into<BoxError>,
+    {
+        if self.busy.is_dead() {
+            return Poll::Ready(Err(Error::new(ErrorKind::Evicted)));
+        }
+        self.lease.poll_ready(cx).map_err(Error::service)
     }
 }
 

@@ -241,8 +241,13 @@ where
                 let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
                 let old = slot.replace(instance.clone());
                 drop(slot);
+                // An order that comes now finds the instance in the slot.
+                let idle_after = desk.idle_after;
                 drop(desk);
                 drop(old);
+                if let Some(bound) = idle_after {
+                    instance.usage.set_idle_after(bound);
+                }
                 told.wake();
                 shown.wake();
                 break;

@@ -65,7 +65,7 @@ where
         let core = self.core.clone();
         let instance = self.current.take().expect("it was published");
         if matches!(end, End::Died(_)) {
-            instance.usage.close_now();
+            instance.usage.close_dead();
         } else {
             let mut bounded = false;
             loop {

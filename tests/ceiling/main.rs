@@ -6,6 +6,7 @@ mod exits;
 mod order;
 mod over;
 mod refusals;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod victims;

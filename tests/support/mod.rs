@@ -365,6 +365,13 @@ impl Drop for InFlight {
     }
 }
 
+impl Caller {
+    /// The time it lives in.
+    pub(crate) fn runtime(&self) -> Runtime {
+        self.shared.life.world.runtime.clone()
+    }
+}
+
 impl Service<Duration> for Caller {
     type Response = ();
     type Error = std::io::Error;

@@ -1,0 +1,11 @@
+//! `IdleEvict`: what counts as use, and when what is unused is retired.
+#![cfg(feature = "full")]
+
+mod age;
+mod bodies;
+mod common;
+#[path = "../support/streams.rs"]
+mod streams;
+#[path = "../support/mod.rs"]
+mod support;
+mod sweep;

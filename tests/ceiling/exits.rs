@@ -166,7 +166,7 @@ fn the_room_of_what_goes_with_its_last_lease_comes_back_with_it() {
         let occupied = ceiling.layer(slow);
         macro_rules! check {
             ($backend:expr) => {{
-                let backend = $backend.ok().expect("there is room");
+                let backend = $backend.expect("there is room");
                 let call = clock.spawn(backend.lease().oneshot(secs(5)));
                 clock.run();
                 let stopped = clock.block_on(backend.stop());

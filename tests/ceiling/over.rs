@@ -111,12 +111,8 @@ fn s43_a_lower_limit_retires_the_idle_now_and_the_busy_when_they_fall_idle() {
     for call in long {
         host.clock.block_on(call).expect("none is cut");
     }
-    for n in 0..4 {
-        assert_eq!(
-            stacks[n].status().last_eviction,
-            Some(Eviction::Over),
-            "b{n}"
-        );
+    for (n, stack) in stacks.iter().enumerate().take(4) {
+        assert_eq!(stack.status().last_eviction, Some(Eviction::Over), "b{n}");
         assert_eq!(host.world.saw(&format!("b{n}")).cut, 0);
     }
     host.over(stacks);

@@ -126,7 +126,7 @@ fn retry_after_is_the_average_residency_times_the_place_by_the_limit() {
     for after in places {
         let units = after.as_secs_f64() / 4.0;
         assert!(
-            units >= 1.0 && units <= 3.0 && units.fract() == 0.0,
+            (1.0..=3.0).contains(&units) && units.fract() == 0.0,
             "{after:?}"
         );
     }

@@ -322,7 +322,7 @@ fn e2_e8_a_closed_instance_refuses_its_leases_and_says_why_it_was_retired() {
     host.world.plan("a", |plan| plan.start = ms(0));
     let maker = host.evictable.layer(host.ceiling.layer(host.world.maker()));
     let a = host.clock.block_on(maker.clone().oneshot("a".to_owned()));
-    let a = a.ok().expect("there is room");
+    let a = a.expect("there is room");
     let used = a.lease();
     let _ = host.clock.block_on(used.oneshot(ms(1)));
     let late = a.lease();

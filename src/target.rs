@@ -1,6 +1,7 @@
 //! `Target`: the name of what is started; `Intent`: what its starter says of a start.
 
 use std::{
+    any::Any,
     cell::RefCell,
     ops::Deref,
     sync::{
@@ -128,6 +129,39 @@ pub(crate) enum Urgency {
 
 thread_local! {
     static INTENT: RefCell<Option<Intent>> = const { RefCell::new(None) };
+    static ROOM: RefCell<Option<Room>> = const { RefCell::new(None) };
+}
+
+/// The room of one start, given back when the last clone is dropped.
+///
+/// It goes along as the [`Intent`] does. A maker whose instance takes time to be gone, a process
+/// that was killed, keeps a clone until it is: so a start that failed or was dropped does not make
+/// room for another while its remains are there.
+pub(crate) type Room = Arc<dyn Any + Send + Sync>;
+
+/// The room of the start whose maker is being called on this thread.
+pub(crate) fn current_room() -> Option<Room> {
+    ROOM.with_borrow(Clone::clone)
+}
+
+/// Runs `call` with `room` as its start's.
+pub(crate) fn within_room<R>(room: Room, call: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Room>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let ours = ROOM.replace(self.0.take());
+            drop(ours);
+        }
+    }
+    let outer = current_room();
+    let room: Room = match &outer {
+        // A ceiling under another: the start holds room of both.
+        Some(outer) => Arc::new((outer.clone(), room)),
+        None => room,
+    };
+    ROOM.set(Some(room));
+    let _restore = Restore(outer);
+    call()
 }
 
 impl Intent {

@@ -9,6 +9,9 @@ mod common;
 mod events;
 #[path = "process/life.rs"]
 mod life;
+#[cfg(feature = "full")]
+#[path = "process/stack.rs"]
+mod stack;
 #[path = "process/start.rs"]
 mod start;
 #[path = "process/zz.rs"]

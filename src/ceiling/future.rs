@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -18,7 +19,12 @@ use super::{
     occupied::Occupied,
     room::{Asked, Permit, Place},
 };
-use crate::{backend::Backend, error::Error, runtime::Runtime, target::Intent};
+use crate::{
+    backend::Backend,
+    error::Error,
+    runtime::Runtime,
+    target::{Intent, within_room},
+};
 
 /// The response future of [`Ceiling`](super::Ceiling).
 ///
@@ -54,7 +60,7 @@ enum State<M, T, F> {
     Making {
         #[pin]
         future: F,
-        permit: Option<Permit>,
+        permit: Option<Arc<Permit>>,
     },
     Done,
 }
@@ -207,11 +213,15 @@ where
                             return Poll::Ready(Err(MakeError::Make(error)));
                         }
                     }
-                    let permit = permit.take();
+                    let permit = permit.take().map(Arc::new);
                     let (mut maker, target) = start.take().expect("admitted once");
-                    let future = match intent {
+                    let call = || match intent {
                         Some(intent) => intent.clone().scope(|| maker.call(target)),
                         None => maker.call(target),
+                    };
+                    let future = match &permit {
+                        Some(permit) => within_room(permit.clone(), call),
+                        None => call(),
                     };
                     this.state.set(State::Making { future, permit });
                 }

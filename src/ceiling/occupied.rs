@@ -28,16 +28,16 @@ pub struct Occupied<B: Backend> {
 }
 
 /// The permit, shared with the future that stops the instance.
-struct Shared(Mutex<Option<Permit>>);
+struct Shared(Mutex<Option<Arc<Permit>>>);
 
 impl Shared {
-    fn take(&self) -> Option<Permit> {
+    fn take(&self) -> Option<Arc<Permit>> {
         lock(&self.0).take()
     }
 }
 
 impl<B: Backend> Occupied<B> {
-    pub(super) fn new(backend: B, permit: Permit) -> Self {
+    pub(super) fn new(backend: B, permit: Arc<Permit>) -> Self {
         let seat = permit.seat().clone();
         seat.made();
         Self {

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     path::Path,
     pin::Pin,
     sync::Arc,
@@ -27,6 +27,16 @@ pub enum Address {
 }
 
 impl Address {
+    pub(super) fn port(port: u16) -> Self {
+        Address::Tcp((Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    /// Absolute: the child may run in another directory.
+    pub(super) fn path(path: &Path) -> Self {
+        let absolute = std::path::absolute(path);
+        Address::Unix(absolute.unwrap_or_else(|_| path.to_owned()).into())
+    }
+
     /// Opens a connection.
     ///
     /// # Errors

@@ -96,7 +96,31 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        {
+            let mut ending = lock(&ENDING);
+            if !self.process.is_gone() {
+                ending.push(self.process.clone());
+            }
+        }
         self.order(self.on_drop);
+    }
+}
+
+/// Children without an owner that are not gone yet.
+static ENDING: Mutex<Vec<Process>> = Mutex::new(Vec::new());
+
+/// Waits until none of them is at `address` any more.
+pub(super) async fn gone_from(address: &Address) {
+    loop {
+        let last = {
+            let ending = lock(&ENDING);
+            let last = ending.iter().find(|process| process.address() == address);
+            last.cloned()
+        };
+        match last {
+            Some(last) => last.gone().await,
+            None => return,
+        }
     }
 }
 
@@ -236,6 +260,11 @@ impl Process {
         let kept = lock(&self.inner.kept).take();
         drop(kept);
         self.set(|state| state.gone = true);
+        let mut ending = lock(&ENDING);
+        let me = |process: &Process| Arc::ptr_eq(&process.inner, &self.inner);
+        let last = ending.iter().position(me).map(|n| ending.swap_remove(n));
+        drop(ending);
+        drop(last);
     }
 }
 

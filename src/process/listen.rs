@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use super::command::Invalid;
+use super::{address::Address, command::Invalid};
 
 /// Longest path of a Unix socket that every system takes, in bytes.
 const LONGEST_PATH: usize = 103;
@@ -95,6 +95,15 @@ impl Listen {
     /// The place is chosen at each start and handed over by a placeholder.
     pub(super) const fn must_be_told(&self) -> bool {
         !self.handed && matches!(self.place, Place::Port(None) | Place::Unix(None))
+    }
+
+    /// The address, if it is always the same.
+    pub(super) fn always(&self) -> Option<Address> {
+        match &self.place {
+            Place::Port(Some(port)) => Some(Address::port(*port)),
+            Place::Unix(Some(path)) => Some(Address::path(path)),
+            Place::Port(None) | Place::Unix(None) => None,
+        }
     }
 
     pub(super) fn validate(&self) -> Result<(), Invalid> {

@@ -11,7 +11,7 @@ use std::{
             net::{UnixListener, UnixStream},
         },
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
@@ -76,7 +76,7 @@ impl Prepared {
     pub(super) fn new(listen: &Listen) -> Result<Self, NoPlace> {
         match &listen.place {
             Place::Port(port) => Self::port(*port, listen.is_handed()),
-            Place::Unix(path) => Self::unix(path.as_deref(), listen.is_handed()),
+            Place::Unix(_) => Self::unix(listen),
         }
     }
 
@@ -105,29 +105,26 @@ impl Prepared {
         })
     }
 
-    fn unix(path: Option<&Path>, handed: bool) -> Result<Self, NoPlace> {
-        let (path, dir): (PathBuf, _) = match path {
-            Some(path) => {
-                // The child may run in another directory.
-                let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    fn unix(listen: &Listen) -> Result<Self, NoPlace> {
+        let (path, dir): (Arc<Path>, _) = match listen.always() {
+            Some(Address::Unix(path)) => {
                 clear(&path)?;
                 (path, None)
             }
-            None => {
+            _ => {
                 let dir = private_dir()?;
-                (dir.path().join("socket"), Some(dir))
+                (dir.path().join("socket").into(), Some(dir))
             }
         };
         check_path(&path).map_err(|invalid| NoPlace {
             what: invalid.to_string(),
             source: None,
         })?;
-        let path: Arc<Path> = path.into();
         let socket = Socket {
             path: path.clone(),
             _dir: dir,
         };
-        let inherits = match handed {
+        let inherits = match listen.is_handed() {
             true => {
                 let listener = UnixListener::bind(&path).map_err(|error| NoPlace {
                     what: format!("the socket {} could not be opened", path.display()),
@@ -169,9 +166,8 @@ fn taken(port: u16, error: io::Error) -> NoPlace {
             source: Some(error),
         };
     }
-    let address = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     NoPlace {
-        what: format!("port {port} is in use{}", by_whom(&address)),
+        what: format!("port {port} is in use{}", by_whom(&Address::port(port))),
         source: None,
     }
 }

@@ -18,14 +18,17 @@ use tower_service::Service;
 use super::{
     Protocol,
     address::{Address, Stream},
-    child::{Order, Owner, Process, keep},
+    child::{Order, Owner, Process, gone_from, keep},
     client::Client,
     command::{Alive, Command, fill},
     guard::Slot,
     place::{NoPlace, Prepared, is_taken},
     ready::{How, Probe, Ready},
 };
-use crate::error::{BoxError, Clock, Error, ErrorKind};
+use crate::{
+    error::{BoxError, Clock, Error, ErrorKind},
+    target::{Room, current_room},
+};
 
 /// How many ports are tried when strangers take them.
 const PORTS: u32 = 3;
@@ -84,7 +87,9 @@ impl Service<Command> for Spawn {
     }
 
     fn call(&mut self, command: Command) -> Starting {
-        Starting(Box::pin(start(command, self.protocol)))
+        // A child takes a moment to be gone: so long its room is not another's.
+        let room = current_room();
+        Starting(Box::pin(start(command, self.protocol, room)))
     }
 }
 
@@ -146,7 +151,7 @@ fn failed(because: impl Into<BoxError>) -> Error {
     Error::new(ErrorKind::StartFailed).because(because)
 }
 
-async fn start(command: Command, protocol: Protocol) -> Result<Client, Error> {
+async fn start(command: Command, protocol: Protocol, room: Option<Room>) -> Result<Client, Error> {
     let named = |error: Error| error.of(command.name.clone());
     command
         .validate()
@@ -155,7 +160,7 @@ async fn start(command: Command, protocol: Protocol) -> Result<Client, Error> {
     let mut tries = 0;
     loop {
         tries += 1;
-        match try_start(&command, protocol, deadline).await {
+        match try_start(&command, protocol, deadline, room.clone()).await {
             Ok(client) => return Ok(client),
             Err(Failure::Stolen(error)) if tries < PORTS && Instant::now() < deadline => {
                 tracing::warn!(
@@ -173,11 +178,22 @@ async fn try_start(
     command: &Command,
     protocol: Protocol,
     deadline: Instant,
+    room: Option<Room>,
 ) -> Result<Client, Failure> {
+    if let Some(address) = command.listen.always() {
+        let last = gone_from(&address);
+        timeout_at(deadline, last).await.map_err(|_| {
+            let what = format!("the last instance has not left {address} yet");
+            Failure::Failed(failed(what))
+        })?;
+    }
     let prepared = Prepared::new(&command.listen)
         .map_err(|no_place| Failure::Failed(failed(Because::from(no_place))))?;
     let mut owner = spawn(command, prepared).map_err(Failure::Failed)?;
     let process = owner.process.clone();
+    if let Some(room) = room {
+        process.keep(Box::new(room));
+    }
     let ready = async {
         tokio::select! {
             biased;

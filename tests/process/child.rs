@@ -9,6 +9,7 @@ use std::{
     convert::Infallible,
     fs::OpenOptions,
     io::Write,
+    os::{linux::net::SocketAddrExt, unix::net::SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -71,6 +72,8 @@ pub(crate) fn run() -> String {
 ///   when that is taken (`first_hangs=yes`: never)
 /// - `ready=MS`: until so long after its start `/healthz` is 503
 /// - `term=MS`: goes on serving for so long after SIGTERM; `term=never`: for ever
+/// - `heavy=MB`: has so much memory, which takes time to be freed when it is killed
+/// - `sole=NAME`: logs `two` if another that has the same name lives
 /// - `log=PATH`: writes there what it sees
 #[derive(Debug, Default)]
 struct Role {
@@ -124,9 +127,22 @@ fn serves() {
 
 async fn play(role: Arc<Role>) -> i32 {
     role.log("start");
+    let name = role.get("sole").map(|name| {
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        // The system takes it back when the process ends, however it does.
+        std::os::unix::net::UnixListener::bind_addr(&name)
+    });
+    if let Some(Err(_)) = name {
+        role.log("two");
+    }
     if let Some(text) = role.get("say") {
         println!("{text}");
         eprintln!("{text} to stderr");
+    }
+    if let Some(megabytes) = role.get("heavy") {
+        let bytes: usize = megabytes.parse().unwrap();
+        std::mem::forget(vec![1_u8; bytes << 20]);
+        role.log("heavy");
     }
     let began = Instant::now();
     if let Some(time) = role.ms("after") {

@@ -74,6 +74,12 @@ pub(crate) fn exists(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
+pub(crate) fn kill(signal: &str, pid: u32) {
+    let mut kill = std::process::Command::new("kill");
+    let killed = kill.args([signal, &pid.to_string()]).status().unwrap();
+    assert!(killed.success());
+}
+
 /// Whether it runs. One that has ended and whose parent is gone is init's to reap.
 pub(crate) fn runs(pid: u32) -> bool {
     !processes(|id, _, _, state| id == pid && state != 'Z').is_empty()

@@ -17,22 +17,12 @@ use tower_on_demand::{
 
 use crate::{
     child::{RUN, by_shell, child, run},
-    common::{Log, Test, exists, get, group, read, runs, started, until, within},
+    common::{Log, Test, exists, get, group, kill, read, runs, started, until, within},
     events::Events,
 };
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
-}
-
-fn kill(signal: &str, pid: u32) {
-    let mut kill = std::process::Command::new("kill");
-    assert!(
-        kill.args([signal, &pid.to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
 }
 
 #[tokio::test]
@@ -259,7 +249,9 @@ async fn a_death_is_noticed_when_it_happens_and_only_calls_in_flight_fail() {
     let in_flight = hanging.await.unwrap().unwrap_err();
     assert_eq!(in_flight.kind(), &ErrorKind::Service);
     assert_eq!(in_flight.backend(), Some("mortal"));
-    let next = get(&client, "/").await.unwrap_err();
+    let mut next = client.lease();
+    let next = ServiceExt::<Request<String>>::ready(&mut next).await;
+    let next = next.unwrap_err();
     assert_eq!(
         next.kind(),
         &ErrorKind::Died,

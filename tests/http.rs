@@ -319,3 +319,116 @@ async fn it_serves_as_an_axum_fallback_and_as_an_axum_layer() {
     let told = router.oneshot(request.unwrap()).await.unwrap();
     assert_eq!(told.status(), 504);
 }
+
+/// The whole stack over a maker with boxed errors, answering under hyper (in a spawned task) and as a
+/// fallback of axum. It counts its starts.
+#[cfg(feature = "full")]
+mod whole_stack {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    };
+
+    use http_body::Body;
+    use tower_on_demand::{
+        CeilingLayer, DropToStop, Group, IdleEvict, LazyStartLayer, Runtime, State,
+        http::{InUseBody, StatusBody, UntilBodyEnd},
+    };
+
+    use super::*;
+
+    /// The stack, its group, and how many instances were made.
+    fn stack<B>() -> (
+        impl Service<
+            Request<B>,
+            Response = Response<StatusBody<InUseBody<Full<Bytes>>>>,
+            Error = Infallible,
+            Future: Send,
+        > + Clone
+        + Send
+        + Sync
+        + 'static,
+        Group,
+        Arc<AtomicU32>,
+    )
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+    {
+        let starts = Arc::new(AtomicU32::new(0));
+        let count = starts.clone();
+        let maker = service_fn(move |_: &'static str| {
+            let nth = count.fetch_add(1, Ordering::Relaxed);
+            let site = service_fn(move |_: Request<B>| async move {
+                Ok::<_, Error>(Response::new(Full::new(Bytes::from(format!("by {nth}")))))
+            });
+            async move { Ok::<_, BoxError>(DropToStop::new(site)) }
+        });
+        let runtime = Runtime::tokio();
+        let group = Group::new();
+        let (evictable, idle_evict) = IdleEvict::pair(runtime.clone(), UntilBodyEnd);
+        runtime.spawn(idle_evict.run());
+        let service = ServiceBuilder::new()
+            .layer(StatusLayer::new())
+            .timeout(Duration::from_secs(30))
+            .layer(LazyStartLayer::new(runtime.clone(), "films").join(&group))
+            .layer(evictable)
+            .layer(CeilingLayer::new(runtime, 1))
+            .service(maker);
+        (service, group, starts)
+    }
+
+    #[tokio::test]
+    async fn it_serves_under_hyper() {
+        let (service, group, starts) = stack();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let service = TowerToHyperService::new(service.clone());
+                tokio::spawn(async move {
+                    hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service)
+                        .await
+                });
+            }
+        });
+        assert_eq!(starts.load(Ordering::Relaxed), 0);
+        assert_eq!(get(addr).await.body(), "by 0");
+        assert_eq!(get(addr).await.body(), "by 0");
+        let handle = group.handle("films").unwrap();
+        handle.stop().await.unwrap();
+        assert_eq!(get(addr).await.body(), "by 1");
+        handle.unload().await.unwrap();
+        let told = get(addr).await;
+        assert_eq!(told.status(), 503);
+        assert!(told.body().starts_with("backend \"films\": unloaded"));
+        assert_eq!(starts.load(Ordering::Relaxed), 2);
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn it_serves_as_an_axum_fallback() {
+        let (service, group, _) = stack();
+        let router = axum::Router::new()
+            .route("/own", axum::routing::get(|| async { "own" }))
+            .fallback_service(service);
+        let ask = |path: &str| {
+            let request = Request::get(path).body(axum::body::Body::empty());
+            router.clone().oneshot(request.unwrap())
+        };
+        let own = ask("/own").await.unwrap();
+        assert_eq!(own.into_body().collect().await.unwrap().to_bytes(), "own");
+        assert!(group.status().iter().all(|status| status.starts == 0));
+        let told = ask("/other").await.unwrap();
+        assert_eq!(told.into_body().collect().await.unwrap().to_bytes(), "by 0");
+        assert!(
+            group
+                .status()
+                .iter()
+                .any(|status| status.state == State::Running)
+        );
+        group.close();
+        assert_eq!(ask("/other").await.unwrap().status(), 503);
+    }
+}

@@ -104,7 +104,8 @@ where
     fn begin(&mut self) -> (Urgency, Instant) {
         let now = self.core.runtime.now();
         let mut desk = lock(&self.core.desk);
-        desk.cancelled = false;
+        // Those who asked for it may all have left before it began; a restart nobody asked for.
+        desk.cancelled &= !self.restarting;
         let urgency = match desk.urgency() {
             Some(urgency) => urgency,
             None if self.restarting => Urgency::Restart,

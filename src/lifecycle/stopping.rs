@@ -132,6 +132,7 @@ where
         let mut desk = lock(&core.desk);
         let mut told = WakeList::default();
         let again = desk.halt == Some(Halt::Restart) && desk.why_down().is_none();
+        desk.cancelled &= !again;
         if let Some(kind) = desk.why_down().filter(|_| desk.is_held_down()) {
             let error = Error::new(kind).of(core.config.name.clone());
             told.extend(desk.tell(&error, |_| true));

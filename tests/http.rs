@@ -337,14 +337,12 @@ mod whole_stack {
 
     use super::*;
 
-    /// The stack, its group, and how many instances were made.
+    type Answer = Response<StatusBody<InUseBody<Full<Bytes>>>>;
+
+    /// The stack; its group and how many instances were made.
     fn stack<B>() -> (
-        impl Service<
-            Request<B>,
-            Response = Response<StatusBody<InUseBody<Full<Bytes>>>>,
-            Error = Infallible,
-            Future: Send,
-        > + Clone
+        impl Service<Request<B>, Response = Answer, Error = Infallible, Future: Send>
+        + Clone
         + Send
         + Sync
         + 'static,

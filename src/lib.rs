@@ -9,6 +9,9 @@ mod busy;
 #[cfg(feature = "ceiling")]
 #[cfg_attr(docsrs, doc(cfg(feature = "ceiling")))]
 pub mod ceiling;
+#[cfg(feature = "coalesce")]
+#[cfg_attr(docsrs, doc(cfg(feature = "coalesce")))]
+pub mod coalesce;
 mod error;
 #[cfg(feature = "lazy-start")]
 mod group;
@@ -48,6 +51,9 @@ pub mod test_util;
 #[cfg(feature = "ceiling")]
 #[cfg_attr(docsrs, doc(cfg(feature = "ceiling")))]
 pub use crate::ceiling::{Ceiling, CeilingLayer, Occupied};
+#[cfg(feature = "coalesce")]
+#[cfg_attr(docsrs, doc(cfg(feature = "coalesce")))]
+pub use crate::coalesce::{Coalesce, CoalesceHandle, CoalesceLayer};
 #[cfg(feature = "idle-evict")]
 #[cfg_attr(docsrs, doc(cfg(feature = "idle-evict")))]
 pub use crate::idle_evict::{Evictable, IdleEvict, IdleEvictLayer, MakeEvictable, Sweep, Swept};

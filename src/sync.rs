@@ -10,6 +10,8 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(on_demand_loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
+#[cfg(feature = "coalesce")]
+pub(crate) use hashbrown::HashTable;
 pub(crate) use slab::Slab;
 
 /// Locks, whoever panicked before: no user code runs under a lock of this crate, so what a

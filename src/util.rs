@@ -79,6 +79,17 @@ pub trait ServiceBuilderExt<L>: sealed::Sealed + Sized {
         layer: &crate::CeilingLayer<W>,
     ) -> ServiceBuilder<tower::layer::util::Stack<crate::CeilingLayer<W>, L>>;
 
+    /// Makes identical calls once: a [`CoalesceLayer`](crate::CoalesceLayer).
+    #[cfg(feature = "coalesce")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "coalesce")))]
+    fn coalesce<I, Req, S>(
+        self,
+        identity: I,
+    ) -> ServiceBuilder<tower::layer::util::Stack<crate::CoalesceLayer<I, Req, S>, L>>
+    where
+        I: crate::Identity<Req>,
+        S: tower::Service<Req>;
+
     /// Answers errors with HTTP responses: a [`StatusLayer`](crate::http::StatusLayer).
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
@@ -119,6 +130,18 @@ impl<L> ServiceBuilderExt<L> for ServiceBuilder<L> {
         layer: &crate::CeilingLayer<W>,
     ) -> ServiceBuilder<tower::layer::util::Stack<crate::CeilingLayer<W>, L>> {
         self.layer(layer.clone())
+    }
+
+    #[cfg(feature = "coalesce")]
+    fn coalesce<I, Req, S>(
+        self,
+        identity: I,
+    ) -> ServiceBuilder<tower::layer::util::Stack<crate::CoalesceLayer<I, Req, S>, L>>
+    where
+        I: crate::Identity<Req>,
+        S: tower::Service<Req>,
+    {
+        self.layer(crate::CoalesceLayer::new(identity))
     }
 
     #[cfg(feature = "http")]

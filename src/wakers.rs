@@ -26,20 +26,38 @@ impl Wakers {
         }
     }
 
+    /// A place for somebody who registers later, with the waker it has already, if any.
+    pub(crate) fn reserve(&mut self, waker: Option<Waker>) -> usize {
+        self.slots.insert(waker)
+    }
+
+    /// Takes the waker of `key`, which stays registered.
+    #[must_use = "drop it outside the lock"]
+    pub(crate) fn empty(&mut self, key: Option<usize>) -> Option<Waker> {
+        self.slots[key?].take()
+    }
+
     /// Ends the registration `key`. Gives back its waker.
     #[must_use = "drop it outside the lock"]
     pub(crate) fn remove(&mut self, key: &mut Option<usize>) -> Option<Waker> {
         self.slots.remove(key.take()?)
     }
 
-    /// Takes every waker. The registrations stay, and register again when they are polled.
-    pub(crate) fn take(&mut self) -> WakeList {
+    /// Every waker, of those who need not register again.
+    pub(crate) fn into_list(self) -> WakeList {
         WakeList(
             self.slots
-                .iter_mut()
-                .filter_map(|(_, slot)| slot.take())
+                .into_iter()
+                .filter_map(|(_, slot)| slot)
                 .collect(),
         )
+    }
+
+    /// Takes every waker. The registrations stay, and register again when they are polled.
+    pub(crate) fn take(&mut self) -> WakeList {
+        let mut taken = Vec::with_capacity(self.slots.len());
+        taken.extend(self.slots.iter_mut().filter_map(|(_, slot)| slot.take()));
+        WakeList(taken)
     }
 }
 
@@ -57,7 +75,15 @@ impl WakeList {
         self.0.extend(other.0);
     }
 
+    /// Wakes them all, in order, whichever of them panics.
     pub(crate) fn wake(self) {
-        self.0.into_iter().for_each(Waker::wake);
+        struct Rest(std::vec::IntoIter<Waker>);
+        impl Drop for Rest {
+            fn drop(&mut self) {
+                self.0.by_ref().for_each(Waker::wake);
+            }
+        }
+        let mut rest = Rest(self.0.into_iter());
+        rest.0.by_ref().for_each(Waker::wake);
     }
 }

@@ -1,0 +1,423 @@
+//! `ResponseFuture`: one caller's way to the outcome.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use hyper::rt::Sleep;
+use pin_project::pin_project;
+use tower_service::Service;
+
+use super::{
+    common::{Common, Here, Verdict, boxed},
+    flight::{Driving, Home, Landing, Seat, Turn},
+    policy::ShareAll,
+    shards::{Departure, Entered, Parked, Replaced, Taken, Who},
+    share::Share,
+    task::{ByCallers, Task},
+    work::Work,
+};
+use crate::{Error, ErrorKind, identity::Identity, sync::Arc};
+
+/// What [`Coalesce`](super::Coalesce) answers with.
+///
+/// # Cancel safety
+///
+/// Dropping it leaves the call, which goes on while anybody else waits for it. The last to leave drops
+/// the inner call within that drop (unless it is [a task](super::CoalesceLayer::spawn_on)).
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct ResponseFuture<S, I, Req, P = ShareAll, D = ByCallers>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    place: PlaceIn<S, I, Req, P, D>,
+    /// The call of this caller's own, if it passes by, or may come to.
+    #[pin]
+    own: Work<S, Req>,
+    convert: fn(S::Error) -> Error,
+}
+
+/// Where a caller stands.
+enum Place<H: Home> {
+    /// By itself.
+    Passing,
+    /// It led, and does not know that anybody joined.
+    Leading(Ticket<H>),
+    /// In a flight, until the time comes, if one is set, to lead another.
+    Seated(Seat<H>, Option<Pin<Box<dyn Sleep>>>),
+    Refused(Error),
+    Done,
+}
+
+type PlaceIn<S, I, Req, P, D> = Place<Here<S, I, Req, P, D>>;
+/// A place, and what of its own call the caller keeps.
+type Begun<S, I, Req, P, D> = (PlaceIn<S, I, Req, P, D>, Work<S, Req>);
+
+/// The place of a caller that led and does not know that anybody joined. Dropping it leaves.
+struct Ticket<H: Home> {
+    /// `None` once it is given up for a seat or an outcome.
+    home: Option<H>,
+    hash: u64,
+    flight: u64,
+}
+
+impl<H: Home> Drop for Ticket<H> {
+    fn drop(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.space()
+                .leave(self.hash, self.flight, Who::Ticket, Departure::Left);
+        }
+    }
+}
+
+/// What came of a poll by ticket.
+enum Step<H: Home> {
+    Pending,
+    Seated(Seat<H>),
+    Done(H::Value),
+}
+
+impl<S, I, Req, P, D> ResponseFuture<S, I, Req, P, D>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    /// Nobody else's call.
+    pub(super) fn passing(service: S, request: Req, convert: fn(S::Error) -> Error) -> Self {
+        Self {
+            place: Place::Passing,
+            own: Work::Seed { service, request },
+            convert,
+        }
+    }
+
+    /// Joins or leads.
+    pub(super) fn entering(
+        common: &Here<S, I, Req, P, D>,
+        service: S,
+        request: Req,
+        key: I::Key,
+    ) -> Self {
+        let (place, own) = enter(common, service, request, key);
+        Self {
+            place,
+            own,
+            convert: common.rules.convert,
+        }
+    }
+}
+
+/// Finds a place for a newcomer.
+fn enter<S, I, Req, P, D>(
+    common: &Here<S, I, Req, P, D>,
+    service: S,
+    request: Req,
+    key: I::Key,
+) -> Begun<S, I, Req, P, D>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    let hash = common.hash(&key);
+    let mut seed = Some((service, request));
+    let refused = |kind| (Place::Refused(Error::new(kind)), Work::Empty);
+    match common.enter(hash, key, &mut seed) {
+        Entered::Led(flight) => {
+            let home = Some(common.clone());
+            let ticket = Ticket { home, hash, flight };
+            (Place::Leading(ticket), Work::Empty)
+        }
+        Entered::Started(seat) => {
+            launch(common, &seat, &mut seed);
+            (Place::Seated(seat, None), Work::Empty)
+        }
+        Entered::Joined(seat) if common.mark(seat.flight().id()).is_polled_here() => {
+            seat.depart(Departure::Mistaken);
+            refused(ErrorKind::Reentrant)
+        }
+        Entered::Joined(seat) => {
+            let timer = match &common.max_wait {
+                Some(wait) if !seat.flight().is_replacement() => {
+                    Some(wait.runtime.sleep(wait.after))
+                }
+                _ => None,
+            };
+            let own = keep(common, seed);
+            (Place::Seated(seat, timer), own)
+        }
+        Entered::Full(limit) => refused(ErrorKind::TooManyWaiting { limit }),
+        Entered::Shut => refused(ErrorKind::ShutDown),
+    }
+}
+
+/// What a joiner keeps of its call.
+fn keep<S, I, Req, P, D>(common: &Common<S, I, Req, P, D>, seed: Option<(S, Req)>) -> Work<S, Req>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    match seed.filter(|_| common.rules.keeps_requests) {
+        Some((service, request)) => Work::Seed { service, request },
+        None => Work::Empty,
+    }
+}
+
+/// Hands the work of a flight to a task, if tasks do it.
+fn launch<S, I, Req, P, D>(
+    common: &Here<S, I, Req, P, D>,
+    seat: &Seat<Here<S, I, Req, P, D>>,
+    seed: &mut Option<(S, Req)>,
+) where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    if let (Some(launch), Some((service, request))) = (common.rules.launch, seed.take()) {
+        let task = Task::new(common.clone(), seat.flight().clone(), service, request);
+        launch(&common.driver, task);
+    }
+}
+
+impl<S, I, Req, P, D> Ticket<Here<S, I, Req, P, D>>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Step<Here<S, I, Req, P, D>> {
+        let Some(common) = &self.home else {
+            return Step::Pending;
+        };
+        let step = poll_ticket(common, self.hash, self.flight, cx);
+        if !matches!(step, Step::Pending) {
+            self.home = None;
+        }
+        step
+    }
+}
+
+fn poll_ticket<S, I, Req, P, D>(
+    common: &Here<S, I, Req, P, D>,
+    hash: u64,
+    flight: u64,
+    cx: &mut Context<'_>,
+) -> Step<Here<S, I, Req, P, D>>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    let (work, polled_with) = match common.space.take(hash, flight) {
+        Taken::Alone(work, polled_with) => (work, polled_with),
+        Taken::Shared(seat) => return Step::Seated(seat),
+        Taken::Lost => panic!("polled after it had panicked"),
+    };
+    let mut driving = Driving::alone(common, hash, flight, work);
+    match common.poll_work(&mut driving, flight, cx) {
+        Poll::Ready(result) => match common.land(driving, flight, hash, result) {
+            Landing::Alone { value, private } => Step::Done(private.unwrap_or(value)),
+            Landing::Told(flight) => Step::Seated(Seat::leading(flight)),
+        },
+        Poll::Pending => {
+            let waker = match polled_with {
+                Some(waker) if waker.will_wake(cx.waker()) => waker,
+                other => {
+                    drop(other);
+                    cx.waker().clone()
+                }
+            };
+            match common.space.park(hash, flight, driving, waker) {
+                Parked::Alone => Step::Pending,
+                Parked::Shared(mut seat, driving) => {
+                    seat.adopt(driving);
+                    Step::Seated(seat)
+                }
+            }
+        }
+    }
+}
+
+/// What a poll of a seat came to.
+enum Sat<R> {
+    Pending,
+    Done(Verdict<R>),
+    /// It is called from within the flight it waits for.
+    Reentrant,
+}
+
+fn poll_seat<S, I, Req, P, D>(
+    seat: &mut Seat<Here<S, I, Req, P, D>>,
+    cx: &mut Context<'_>,
+) -> Sat<S::Response>
+where
+    S: Service<Req>,
+    S::Response: Share,
+    I: Identity<Req>,
+{
+    loop {
+        match seat.turn(cx.waker()) {
+            Turn::Landed => {
+                let verdict = seat.collect(cx.waker(), |whole| whole, |lent| lent.copy());
+                return match verdict {
+                    Poll::Pending => Sat::Pending,
+                    Poll::Ready(verdict) => Sat::Done(verdict),
+                };
+            }
+            Turn::Wait { driven: false } => return Sat::Pending,
+            Turn::Wait { driven: true } => {
+                let flight = seat.flight();
+                let here =
+                    |common: Arc<Common<_, _, _, _, _>>| common.mark(flight.id()).is_polled_here();
+                if flight.home().is_some_and(here) {
+                    return Sat::Reentrant;
+                }
+                return Sat::Pending;
+            }
+            Turn::Drive(common, waker) => {
+                let (hash, flight) = (seat.flight().hash(), seat.flight().id());
+                let mut driving = seat.drive(&common);
+                let polled = {
+                    let mut cx = Context::from_waker(seat.waker());
+                    common.poll_work(&mut driving, flight, &mut cx)
+                };
+                match polled {
+                    Poll::Ready(result) => {
+                        common.land(driving, flight, hash, result);
+                    }
+                    Poll::Pending => {
+                        if seat.park(driving, waker) {
+                            return Sat::Pending;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The time has come to lead another call. `None`: this caller stays where it is.
+fn replace<S, I, Req, P, D>(
+    seat: &Seat<Here<S, I, Req, P, D>>,
+    mut own: Pin<&mut Work<S, Req>>,
+) -> Option<PlaceIn<S, I, Req, P, D>>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    let common = seat.flight().home()?;
+    let (service, request) = own.as_mut().take_seed()?;
+    let key = common.identity.identity(&request);
+    let Some(key) = key.filter(|key| key == seat.flight().key()) else {
+        // It is not the same call any more.
+        own.set(Work::Seed { service, request });
+        return Some(Place::Passing);
+    };
+    let mut seed = Some((service, request));
+    let mut key = Some(key);
+    let tasks = common.rules.launch.is_some();
+    let replaced = common.space.replace(&common, seat.flight(), &mut key, || {
+        if tasks { None } else { boxed(&mut seed) }
+    });
+    let place = match replaced {
+        Replaced::Landed | Replaced::Full => {
+            let (service, request) = seed?;
+            own.set(Work::Seed { service, request });
+            return None;
+        }
+        Replaced::Joined(seat) => Place::Seated(seat, None),
+        Replaced::Led(seat) => {
+            launch(&common, &seat, &mut seed);
+            Place::Seated(seat, None)
+        }
+        Replaced::Closed => {
+            let ((service, request), key) = (seed?, key?);
+            let (place, kept) = enter(&common, service, request, key);
+            own.set(kept);
+            return Some(place);
+        }
+    };
+    own.set(keep(&common, seed));
+    Some(place)
+}
+
+impl<S, I, Req, P, D> Future for ResponseFuture<S, I, Req, P, D>
+where
+    S: Service<Req>,
+    S::Response: Share,
+    I: Identity<Req>,
+{
+    type Output = Result<S::Response, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let verdict = match this.place {
+                Place::Passing => {
+                    let result = ready!(this.own.as_mut().poll(cx));
+                    *this.place = Place::Done;
+                    this.own.set(Work::Empty);
+                    return Poll::Ready(result.map_err(*this.convert));
+                }
+                Place::Leading(ticket) => match ticket.poll(cx) {
+                    Step::Pending => return Poll::Pending,
+                    Step::Seated(seat) => {
+                        *this.place = Place::Seated(seat, None);
+                        continue;
+                    }
+                    Step::Done(verdict) => verdict,
+                },
+                Place::Seated(seat, timer) => match poll_seat(seat, cx) {
+                    Sat::Done(verdict) => verdict,
+                    Sat::Reentrant => Verdict::Told(Err(Error::new(ErrorKind::Reentrant))),
+                    Sat::Pending => {
+                        match timer {
+                            Some(timer) => ready!(timer.as_mut().poll(cx)),
+                            None => return Poll::Pending,
+                        }
+                        *timer = None;
+                        if let Some(next) = replace(seat, this.own.as_mut()) {
+                            let old = std::mem::replace(this.place, next);
+                            if let Place::Seated(seat, _) = old {
+                                seat.depart(Departure::Moved);
+                            }
+                        }
+                        continue;
+                    }
+                },
+                Place::Refused(error) => Verdict::Told(Err(error.clone())),
+                Place::Done => panic!("polled after it was done"),
+            };
+            match verdict {
+                Verdict::Told(result) => {
+                    *this.place = Place::Done;
+                    this.own.set(Work::Empty);
+                    return Poll::Ready(result);
+                }
+                // Seated => Passing
+                Verdict::Alone => *this.place = Place::Passing,
+            }
+        }
+    }
+}
+
+impl<S, I, Req, P, D> fmt::Debug for ResponseFuture<S, I, Req, P, D>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match &self.place {
+            Place::Passing => "passing by",
+            Place::Leading(_) => "led",
+            Place::Seated(seat, _) if seat.led() => "led",
+            Place::Seated(..) => "joined",
+            Place::Refused(_) => "refused",
+            Place::Done => "done",
+        };
+        f.debug_struct("ResponseFuture")
+            .field("place", &place)
+            .finish_non_exhaustive()
+    }
+}

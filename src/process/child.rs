@@ -1,36 +1,17 @@
-//! One child and its keeper: the task that sees it end, stops it, and reaps it.
-//!
-//! The keeper is spawned together with the child and outlives everybody who wants something of it:
-//! they ask, by an [`Order`], and read what became of it. So a start that is dropped, or an owner
-//! that goes first, leaves no process behind.
+//! One child as it is seen from outside, and its owner.
 
-use std::{any::Any, fmt, future::Future, io, process::ExitStatus, sync::Arc, time::Duration};
+#[cfg(target_os = "linux")]
+use std::io;
+use std::{any::Any, fmt, future::Future, process::ExitStatus, sync::Arc, time::Duration};
 
-use nix::{
-    sys::signal::{Signal, killpg},
-    unistd::Pid,
-};
-use process_wrap::tokio::ChildWrapper;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep, sleep_until, timeout},
-};
+use nix::sys::signal::Signal;
+use tokio::sync::watch;
 
-use super::{
-    address::Address,
-    guard::Slot,
-    output::{Output, Reading},
-    place::Held,
-};
+use super::{address::Address, group::signal, output::Output};
 use crate::{
     error::{Error, ErrorKind},
     sync::{Mutex, lock},
 };
-
-/// How long to wait for the processes of a killed group to be gone.
-const KILLED: Duration = Duration::from_secs(1);
-/// After how long a child that was killed and does not end is reported.
-const UNKILLABLE: Duration = Duration::from_secs(5);
 
 /// One child process, as it is seen from outside: cheap to clone, and keeps nothing alive.
 #[derive(Clone)]
@@ -50,16 +31,16 @@ struct Inner {
 
 /// What became of it; each is said once and stays.
 #[derive(Debug, Clone, Default)]
-struct State {
-    exit: Option<Exit>,
+pub(super) struct State {
+    pub(super) exit: Option<Exit>,
     /// All it printed is read.
-    drained: bool,
+    pub(super) drained: bool,
     sick: Option<Error>,
     gone: bool,
 }
 
 /// How it ended; `None` if the system does not say.
-type Exit = Option<ExitStatus>;
+pub(super) type Exit = Option<ExitStatus>;
 
 /// What the keeper is asked to do; a later one overrules an earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,6 +60,18 @@ pub(super) struct Owner {
 }
 
 impl Owner {
+    /// Of a child whose start is not done: dropping this kills it.
+    pub(super) fn new(process: Process, grace: Duration) -> (Self, watch::Receiver<Order>) {
+        let (orders, receiver) = watch::channel(Order::Run);
+        let owner = Self {
+            process,
+            on_drop: Order::Kill,
+            grace,
+            orders,
+        };
+        (owner, receiver)
+    }
+
     pub(super) fn order(&self, order: Order) {
         self.orders.send_if_modified(|now| {
             let overrules = *now < order;
@@ -123,8 +116,20 @@ pub(super) async fn gone_from(address: &Address) {
         }
     }
 }
-
 impl Process {
+    pub(super) fn new(name: Arc<str>, pid: u32, address: Address, output: Arc<Output>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                name,
+                pid,
+                address,
+                output,
+                state: watch::Sender::default(),
+                kept: Mutex::new(Some(Vec::new())),
+            }),
+        }
+    }
+
     /// The name of the backend.
     pub fn name(&self) -> &str {
         &self.inner.name
@@ -181,6 +186,14 @@ impl Process {
 
     pub(super) fn has_ended(&self) -> bool {
         self.inner.state.borrow().exit.is_some()
+    }
+
+    /// Resolves when it is seen to have ended.
+    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let reached = self.reached(|state| state.exit.is_some());
+        async move {
+            reached.await;
+        }
     }
 
     /// Resolves when it has ended and all it printed is read.
@@ -252,11 +265,11 @@ impl Process {
         }
     }
 
-    fn set(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn set(&self, change: impl FnOnce(&mut State)) {
         self.inner.state.send_modify(change);
     }
 
-    fn is_gone_now(&self) {
+    pub(super) fn is_gone_now(&self) {
         let kept = lock(&self.inner.kept).take();
         drop(kept);
         self.set(|state| state.gone = true);
@@ -276,226 +289,5 @@ impl fmt::Debug for Process {
             .field("address", &self.inner.address)
             .field("state", &*self.inner.state.borrow())
             .finish_non_exhaustive()
-    }
-}
-
-/// The group's processes. Dropping it kills them.
-struct Group {
-    child: Box<dyn ChildWrapper>,
-    id: u32,
-    reaped: bool,
-    slot: Option<Slot>,
-}
-
-impl Group {
-    /// Waits for the leader, and for no other.
-    async fn leader(&mut self) -> Exit {
-        self.child.inner_mut().wait().await.ok()
-    }
-
-    fn signal(&self, what: Signal) {
-        signal(self.id, what);
-    }
-
-    fn kill(&mut self) {
-        if !self.reaped {
-            let _ = self.child.start_kill();
-        }
-    }
-
-    /// Reaps whoever is the host's child by now: it may be the one who adopts orphans.
-    async fn reap(&mut self) {
-        let _ = timeout(KILLED, self.child.wait()).await;
-        let began = Instant::now();
-        let mut pause = Duration::from_millis(1);
-        while is_alive(self.id).await && began.elapsed() < KILLED {
-            sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(50));
-        }
-        self.reaped = true;
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn signal(group: u32, signal: Signal) {
-    if let Ok(group) = i32::try_from(group) {
-        // The one error there is: the group is empty.
-        let _ = killpg(Pid::from_raw(group), signal);
-    }
-}
-
-/// Whether any process of the group runs.
-async fn is_alive(group: u32) -> bool {
-    let Ok(id) = i32::try_from(group) else {
-        return false;
-    };
-    if killpg(Pid::from_raw(id), None).is_err() {
-        return false;
-    }
-    // An orphan that nobody reaps is still there for `kill`.
-    #[cfg(target_os = "linux")]
-    let alive = tokio::task::spawn_blocking(move || super::linux::is_alive(group))
-        .await
-        .unwrap_or(false);
-    #[cfg(not(target_os = "linux"))]
-    let alive = true;
-    alive
-}
-
-/// What keeps one child.
-struct Keeper {
-    group: Group,
-    process: Process,
-    orders: watch::Receiver<Order>,
-    grace: Duration,
-    reading: Option<Reading>,
-    /// Where it listens: free again when it is gone.
-    held: Option<Held>,
-}
-
-/// Has `child` kept by a task. Must be called within a tokio runtime.
-pub(super) fn keep(
-    name: Arc<str>,
-    mut child: Box<dyn ChildWrapper>,
-    mut slot: Slot,
-    awaited: Option<Arc<str>>,
-    held: Held,
-    grace: Duration,
-) -> io::Result<Owner> {
-    let pid = child
-        .id()
-        .ok_or_else(|| io::Error::other("it has no pid"))?;
-    slot.guards(pid);
-    let output = Output::new(name.clone(), pid, awaited);
-    let reading = output.read(child.stdout().take(), child.stderr().take());
-    let process = Process {
-        inner: Arc::new(Inner {
-            name,
-            pid,
-            address: held.address.clone(),
-            output,
-            state: watch::Sender::default(),
-            kept: Mutex::new(Some(Vec::new())),
-        }),
-    };
-    let (orders, receiver) = watch::channel(Order::Run);
-    let keeper = Keeper {
-        group: Group {
-            child,
-            id: pid,
-            reaped: false,
-            slot: Some(slot),
-        },
-        process: process.clone(),
-        orders: receiver,
-        grace,
-        reading: Some(reading),
-        held: Some(held),
-    };
-    tokio::spawn(keeper.run());
-    Ok(Owner {
-        process,
-        on_drop: Order::Kill,
-        grace,
-        orders,
-    })
-}
-
-impl Keeper {
-    async fn run(mut self) {
-        let ended = tokio::select! {
-            biased;
-            exit = self.group.leader() => Some(exit),
-            () = ordered(&mut self.orders, Order::Stop) => None,
-        };
-        let exit = match ended {
-            Some(exit) => exit,
-            None => self.stop().await,
-        };
-        // Running, or stopping => ended. Whoever is left of the group has nobody to work for.
-        self.process.set(|state| state.exit = Some(exit));
-        self.group.signal(Signal::SIGKILL);
-        if let Some(reading) = self.reading.take() {
-            reading.finish().await;
-        }
-        self.process.set(|state| state.drained = true);
-        // Ended => gone.
-        self.group.reap().await;
-        drop(self.held.take());
-        if let Some(slot) = self.group.slot.take() {
-            slot.release().await;
-        }
-        tracing::debug!(
-            target: "tower_on_demand::process",
-            backend = &*self.process.inner.name, pid = self.process.inner.pid, ?exit, "gone"
-        );
-    }
-
-    async fn stop(&mut self) -> Exit {
-        let killed = *self.orders.borrow() == Order::Kill;
-        if !killed && !self.grace.is_zero() {
-            let deadline = Instant::now() + self.grace;
-            self.group.signal(Signal::SIGTERM);
-            let ended = tokio::select! {
-                biased;
-                exit = self.group.leader() => Some(exit),
-                () = sleep_until(deadline) => None,
-                () = ordered(&mut self.orders, Order::Kill) => None,
-            };
-            if let Some(exit) = ended {
-                self.let_them_end(deadline).await;
-                return exit;
-            }
-        }
-        self.group.signal(Signal::SIGKILL);
-        let killed = timeout(UNKILLABLE, self.group.leader()).await;
-        match killed {
-            Ok(exit) => exit,
-            Err(_) => {
-                tracing::error!(
-                    target: "tower_on_demand::process",
-                    backend = &*self.process.inner.name, pid = self.process.inner.pid,
-                    "killed {UNKILLABLE:?} ago, and the system has not ended it yet"
-                );
-                self.group.leader().await
-            }
-        }
-    }
-
-    /// The leader was a shell, say: those it left have the rest of its grace.
-    async fn let_them_end(&mut self, deadline: Instant) {
-        let mut pause = Duration::from_millis(2);
-        while Instant::now() < deadline && is_alive(self.group.id).await {
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = ordered(&mut self.orders, Order::Kill) => return,
-            }
-            pause = (pause * 2).min(Duration::from_millis(100));
-        }
-    }
-}
-
-/// It is over, whether the child was reaped or the runtime went first.
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.group.kill();
-        self.process.set(|state| {
-            state.exit.get_or_insert(None);
-            state.drained = true;
-        });
-        self.process.is_gone_now();
-    }
-}
-
-/// Waits for `order`, or one that overrules it.
-async fn ordered(orders: &mut watch::Receiver<Order>, order: Order) {
-    if orders.wait_for(|now| *now >= order).await.is_err() {
-        // The owner is gone, and gave its last order by that.
-        std::future::pending().await
     }
 }

@@ -40,28 +40,37 @@
 //! is shut down its children are killed.
 
 mod address;
+mod body;
+mod call;
 mod child;
 mod client;
 mod command;
+mod group;
 mod guard;
+mod keeper;
+mod launch;
 #[cfg(target_os = "linux")]
 mod linux;
 mod listen;
 mod output;
 mod place;
 mod ready;
+mod service;
 mod spawn;
+mod watch;
 
 #[cfg(target_os = "linux")]
 #[cfg_attr(docsrs, doc(cfg(target_os = "linux")))]
 pub use self::linux::Stats;
 pub use self::{
     address::{Address, Stream},
+    call::{Calling, ChildBody},
     child::Process,
-    client::{Calling, Client, Http},
+    client::Client,
     command::{Command, Invalid},
     listen::Listen,
     ready::{Probe, Ready},
+    service::Http,
     spawn::{Spawn, Starting},
 };
 

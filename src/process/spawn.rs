@@ -3,38 +3,29 @@
 use std::{
     fmt,
     future::Future,
-    io,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
     pin::Pin,
-    process::Stdio,
     task::{Context, Poll},
 };
 
-use process_wrap::tokio::{CommandWrap, KillOnDrop, ProcessGroup};
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 
 use super::{
     Protocol,
-    address::{Address, Stream},
-    child::{Order, Owner, Process, gone_from, keep},
+    child::{Order, gone_from},
     client::Client,
-    command::{Alive, Command, fill},
-    guard::Slot,
-    place::{NoPlace, Prepared, is_taken},
-    ready::{How, Probe, Ready},
+    command::Command,
+    launch::{Because, failed, launch},
+    place::{Prepared, is_taken},
+    watch::{NotReady, until_ready, watch},
 };
 use crate::{
-    error::{BoxError, Clock, Error, ErrorKind},
+    error::{Clock, Error, ErrorKind},
     target::{Room, current_room},
 };
 
 /// How many ports are tried when strangers take them.
 const PORTS: u32 = 3;
-
-/// For `sh`: passes its standard input on as file descriptor 3. Only the child knows its own pid.
-const HAND_OVER: &str = r#"export LISTEN_PID=$$; exec "$@" 3<&0 </dev/null"#;
 
 /// Starts child processes: a `MakeService` whose target is a [`Command`] and whose answer is a
 /// [`Client`].
@@ -119,38 +110,6 @@ enum Failure {
     Stolen(Error),
 }
 
-/// What happened, and why if the system says.
-#[derive(Debug)]
-struct Because {
-    what: String,
-    source: Option<io::Error>,
-}
-
-impl fmt::Display for Because {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
-    }
-}
-
-impl std::error::Error for Because {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
-    }
-}
-
-impl From<NoPlace> for Because {
-    fn from(no_place: NoPlace) -> Self {
-        Self {
-            what: no_place.what,
-            source: no_place.source,
-        }
-    }
-}
-
-fn failed(because: impl Into<BoxError>) -> Error {
-    Error::new(ErrorKind::StartFailed).because(because)
-}
-
 async fn start(command: Command, protocol: Protocol, room: Option<Room>) -> Result<Client, Error> {
     let named = |error: Error| error.of(command.name.clone());
     command
@@ -189,7 +148,7 @@ async fn try_start(
     }
     let prepared = Prepared::new(&command.listen)
         .map_err(|no_place| Failure::Failed(failed(Because::from(no_place))))?;
-    let mut owner = spawn(command, prepared).map_err(Failure::Failed)?;
+    let mut owner = launch(command, prepared).map_err(Failure::Failed)?;
     let process = owner.process.clone();
     if let Some(room) = room {
         process.keep(Box::new(room));
@@ -245,270 +204,5 @@ async fn try_start(
                 None => timeout,
             }))
         }
-    })
-}
-
-/// Why a child is not ready.
-enum NotReady {
-    Ended,
-    /// Another than the child listens where it shall.
-    Stranger(String),
-    /// The bound is over; what the last probe said.
-    Late(Option<BoxError>),
-}
-
-async fn until_ready(
-    command: &Command,
-    protocol: Protocol,
-    process: &Process,
-    deadline: Instant,
-) -> Result<(), NotReady> {
-    let probe = match command.how_ready() {
-        Ready(How::Probe(probe)) => probe,
-        Ready(How::Line(line)) => {
-            let printed = timeout_at(deadline, process.output().awaited()).await;
-            printed
-                .map_err(|_| NotReady::Late(Some(format!("it never printed {line:?}").into())))?;
-            Probe::connect()
-        }
-    };
-    // A socket that the host opened is nobody else's.
-    let mut verified = command.any_listener || command.listen.is_handed();
-    let mut last = None;
-    loop {
-        let began = Instant::now();
-        let bound = (began + command.probe_within).min(deadline);
-        let tried = timeout_at(bound, async {
-            let stream = process.address().connect().await?;
-            if !verified {
-                match verify(process, &stream).await {
-                    Verdict::Child => verified = true,
-                    Verdict::Unseen(why) => return Err(why.into()),
-                    Verdict::Stranger(who) => return Ok(Some(who)),
-                }
-            }
-            probe.ask(process.address(), stream, protocol).await?;
-            Ok::<_, BoxError>(None)
-        });
-        match tried.await {
-            Ok(Ok(None)) => return Ok(()),
-            Ok(Ok(Some(stranger))) => return Err(NotReady::Stranger(stranger)),
-            Ok(Err(error)) => last = Some(error),
-            Err(_) if Instant::now() < deadline || last.is_none() => {
-                let within = command.probe_within;
-                last = Some(format!("{probe}: no answer within {within:?}").into());
-            }
-            // What the last whole probe said says more.
-            Err(_) => {}
-        }
-        if Instant::now() >= deadline {
-            return Err(NotReady::Late(last));
-        }
-        sleep_until((began + command.probe_every).min(deadline)).await;
-    }
-}
-
-/// Whose a socket is.
-#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
-enum Verdict {
-    Child,
-    Stranger(String),
-    Unseen(String),
-}
-
-#[cfg(target_os = "linux")]
-async fn verify(process: &Process, stream: &Stream) -> Verdict {
-    use super::linux::{Listener, who_listens};
-    let (address, group) = (process.address().clone(), process.pid());
-    let peer = stream.peer();
-    let seen = tokio::task::spawn_blocking(move || who_listens(&address, group, peer)).await;
-    let address = process.address();
-    match seen {
-        Ok(Listener::Group) => Verdict::Child,
-        Ok(Listener::Stranger(Some(holder))) => Verdict::Stranger(format!(
-            "{holder} listens on {address} and is not of its process group"
-        )),
-        Ok(Listener::Stranger(None)) => Verdict::Stranger(format!(
-            "who listens on {address} is not seen to be of its process group \
-             (`any_listener` accepts whoever it is)"
-        )),
-        Ok(Listener::Nobody) | Err(_) => {
-            Verdict::Unseen(format!("nobody is seen to listen on {address}"))
-        }
-    }
-}
-
-/// Who listens is not seen here.
-#[cfg(not(target_os = "linux"))]
-async fn verify(_process: &Process, _stream: &Stream) -> Verdict {
-    Verdict::Child
-}
-
-/// Probes a running instance until it ends or fails too often.
-async fn watch(alive: Alive, within: std::time::Duration, protocol: Protocol, process: Process) {
-    let ended = process.drained();
-    let probes = async {
-        let mut failures = 0;
-        loop {
-            tokio::time::sleep(alive.every).await;
-            let tried = timeout(within, async {
-                let stream = process.address().connect().await?;
-                alive.probe.ask(process.address(), stream, protocol).await
-            });
-            let error: BoxError = match tried.await {
-                Ok(Ok(())) => {
-                    failures = 0;
-                    continue;
-                }
-                Ok(Err(error)) => error,
-                Err(_) => format!("{}: no answer within {within:?}", alive.probe).into(),
-            };
-            failures += 1;
-            if failures == alive.failures {
-                return error;
-            }
-        }
-    };
-    tokio::select! {
-        biased;
-        _ = ended => {}
-        error = probes => process.fell_sick(
-            Error::new(ErrorKind::Died).of(process.name()).because(Because {
-                what: format!("{} probes failed in a row, the last: {error}", alive.failures),
-                source: None,
-            }).seen(process.output().told()),
-        ),
-    }
-}
-
-/// Starts the program and has it kept.
-fn spawn(command: &Command, prepared: Prepared) -> Result<Owner, Error> {
-    let told = |what: &str, error: io::Error| {
-        failed(Because {
-            what: what.to_owned(),
-            source: Some(error),
-        })
-    };
-    if tokio::runtime::Handle::try_current().is_err() {
-        return Err(failed(
-            "processes need a tokio runtime, and there is none here",
-        ));
-    }
-    let slot = Slot::new().map_err(|error| told("no guard could be started", error))?;
-    let Prepared { held, inherits } = prepared;
-    let mut child = configure(command, &held.address, inherits)?;
-    let child = child.spawn().map_err(|error| cannot_run(command, error))?;
-    let awaited = match command.how_ready().0 {
-        How::Line(line) => Some(line),
-        How::Probe(_) => None,
-    };
-    keep(
-        command.name.clone(),
-        child,
-        slot,
-        awaited,
-        held,
-        command.grace,
-    )
-    .map_err(|error| told("it cannot be kept", error))
-}
-
-fn configure(
-    command: &Command,
-    address: &Address,
-    inherits: Option<std::os::fd::OwnedFd>,
-) -> Result<CommandWrap, Error> {
-    let program = match inherits.is_some() {
-        false => command.program.clone(),
-        // `sh` must not be the one who says that it is not there.
-        true => find(command)
-            .map_err(|error| cannot_run(command, error))?
-            .into(),
-    };
-    let mut child = match inherits.is_some() {
-        false => tokio::process::Command::new(program),
-        true => {
-            let mut sh = tokio::process::Command::new("/bin/sh");
-            sh.args(["-c", HAND_OVER, "sh"]).arg(program);
-            sh
-        }
-    };
-    child.args(command.args.iter().map(|arg| fill(arg, address)));
-    if command.env_clear {
-        child.env_clear();
-    }
-    for key in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
-        child.env_remove(key);
-    }
-    for (key, value) in &command.env {
-        match value {
-            Some(value) => child.env(key, fill(value, address)),
-            None => child.env_remove(key),
-        };
-    }
-    if let Some(cwd) = &command.cwd {
-        child.current_dir(cwd);
-    }
-    match inherits {
-        Some(socket) => {
-            child.env("LISTEN_FDS", "1");
-            child.stdin(Stdio::from(socket));
-        }
-        None => {
-            child.stdin(Stdio::null());
-        }
-    }
-    child.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = CommandWrap::from(child);
-    child.wrap(ProcessGroup::leader()).wrap(KillOnDrop);
-    Ok(child)
-}
-
-/// Where the program is.
-fn find(command: &Command) -> io::Result<PathBuf> {
-    let program = Path::new(&command.program);
-    let cwd = command.cwd.as_deref().unwrap_or(Path::new(""));
-    let runs = |path: &Path| -> io::Result<()> {
-        let found = cwd.join(path).metadata()?;
-        if found.is_file() && found.permissions().mode() & 0o111 != 0 {
-            return Ok(());
-        }
-        Err(io::ErrorKind::PermissionDenied.into())
-    };
-    if program.as_os_str().as_encoded_bytes().contains(&b'/') {
-        return runs(program).map(|()| program.to_owned());
-    }
-    let set = command.env.iter().rev().find(|(key, _)| key == "PATH");
-    let path = match set {
-        Some((_, path)) => path.clone(),
-        None => std::env::var_os("PATH"),
-    };
-    let mut denied = io::ErrorKind::NotFound.into();
-    for dir in std::env::split_paths(&path.unwrap_or_default()) {
-        let path = dir.join(program);
-        match runs(&path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = error,
-            Err(_) => {}
-        }
-    }
-    Err(denied)
-}
-
-/// Why the program cannot be run, in words.
-fn cannot_run(command: &Command, error: io::Error) -> Error {
-    let program = Path::new(&command.program).display();
-    let cwd = command.cwd.as_ref().filter(|cwd| !cwd.is_dir());
-    let what = match (error.kind(), cwd) {
-        (_, Some(cwd)) => format!("the directory to run in does not exist: {}", cwd.display()),
-        (io::ErrorKind::NotFound, None) => format!("command not found: {program}"),
-        (io::ErrorKind::PermissionDenied, None) => {
-            format!("permission denied to run {program}: is it an executable file?")
-        }
-        _ => format!("{program} could not be run"),
-    };
-    failed(Because {
-        what,
-        source: Some(error),
     })
 }

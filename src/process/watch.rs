@@ -1,0 +1,144 @@
+//! Waiting until a child is ready, and watching it while it runs.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use super::{
+    Protocol,
+    address::Stream,
+    child::Process,
+    command::{Alive, Command},
+    ready::{How, Probe, Ready},
+};
+use crate::error::{BoxError, Error, ErrorKind};
+
+/// Why a child is not ready.
+pub(super) enum NotReady {
+    Ended,
+    /// Another than the child listens where it shall.
+    Stranger(String),
+    /// The bound is over; what the last probe said.
+    Late(Option<BoxError>),
+}
+
+pub(super) async fn until_ready(
+    command: &Command,
+    protocol: Protocol,
+    process: &Process,
+    deadline: Instant,
+) -> Result<(), NotReady> {
+    let probe = match command.how_ready() {
+        Ready(How::Probe(probe)) => probe,
+        Ready(How::Line(line)) => {
+            let printed = timeout_at(deadline, process.output().awaited()).await;
+            printed
+                .map_err(|_| NotReady::Late(Some(format!("it never printed {line:?}").into())))?;
+            Probe::connect()
+        }
+    };
+    // A socket that the host opened is nobody else's.
+    let mut verified = command.any_listener || command.listen.is_handed();
+    let mut last = None;
+    loop {
+        let began = Instant::now();
+        let bound = (began + command.probe_within).min(deadline);
+        let tried = timeout_at(bound, async {
+            let stream = process.address().connect().await?;
+            if !verified {
+                match verify(process, &stream).await {
+                    Verdict::Child => verified = true,
+                    Verdict::Unseen(why) => return Err(why.into()),
+                    Verdict::Stranger(who) => return Ok(Some(who)),
+                }
+            }
+            probe.ask(process.address(), stream, protocol).await?;
+            Ok::<_, BoxError>(None)
+        });
+        match tried.await {
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(stranger))) => return Err(NotReady::Stranger(stranger)),
+            Ok(Err(error)) => last = Some(error),
+            Err(_) if Instant::now() < deadline || last.is_none() => {
+                let within = command.probe_within;
+                last = Some(format!("{probe}: no answer within {within:?}").into());
+            }
+            // What the last whole probe said says more.
+            Err(_) => {}
+        }
+        if Instant::now() >= deadline {
+            return Err(NotReady::Late(last));
+        }
+        sleep_until((began + command.probe_every).min(deadline)).await;
+    }
+}
+
+/// Whose a socket is.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+enum Verdict {
+    Child,
+    Stranger(String),
+    Unseen(String),
+}
+
+#[cfg(target_os = "linux")]
+async fn verify(process: &Process, stream: &Stream) -> Verdict {
+    use super::linux::{Listener, who_listens};
+    let (address, group) = (process.address().clone(), process.pid());
+    let peer = stream.peer();
+    let seen = tokio::task::spawn_blocking(move || who_listens(&address, group, peer)).await;
+    let address = process.address();
+    match seen {
+        Ok(Listener::Group) => Verdict::Child,
+        Ok(Listener::Stranger(Some(holder))) => Verdict::Stranger(format!(
+            "{holder} listens on {address} and is not of its process group"
+        )),
+        Ok(Listener::Stranger(None)) => Verdict::Stranger(format!(
+            "who listens on {address} is not seen to be of its process group \
+             (`any_listener` accepts whoever it is)"
+        )),
+        Ok(Listener::Nobody) | Err(_) => Verdict::Unseen(format!(
+            "nobody is seen to listen on {address} (`any_listener` accepts whoever it is)"
+        )),
+    }
+}
+
+/// Who listens is not seen here.
+#[cfg(not(target_os = "linux"))]
+async fn verify(_process: &Process, _stream: &Stream) -> Verdict {
+    Verdict::Child
+}
+
+/// Probes a running instance until it ends or fails too often.
+pub(super) async fn watch(alive: Alive, within: Duration, protocol: Protocol, process: Process) {
+    let ended = process.drained();
+    let probes = async {
+        let mut failures = 0;
+        loop {
+            sleep(alive.every).await;
+            let tried = timeout(within, async {
+                let stream = process.address().connect().await?;
+                alive.probe.ask(process.address(), stream, protocol).await
+            });
+            let error: BoxError = match tried.await {
+                Ok(Ok(())) => {
+                    failures = 0;
+                    continue;
+                }
+                Ok(Err(error)) => error,
+                Err(_) => format!("{}: no answer within {within:?}", alive.probe).into(),
+            };
+            failures += 1;
+            if failures == alive.failures {
+                return error;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = ended => {}
+        error = probes => process.fell_sick(
+            Error::new(ErrorKind::Died).of(process.name()).because(format!("{} probes failed in a row, the last: {error}", alive.failures)).seen(process.output().told()),
+        ),
+    }
+}

@@ -295,8 +295,8 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs what panics, without its report; gives what it panicked with.
-pub(crate) fn panics<R>(run: impl FnOnce() -> R) -> String {
+/// Runs what reports no panic.
+pub(crate) fn quietly<R>(run: impl FnOnce() -> R) -> R {
     static HOOK: std::sync::Once = std::sync::Once::new();
     HOOK.call_once(|| {
         let loud = std::panic::take_hook();
@@ -307,9 +307,15 @@ pub(crate) fn panics<R>(run: impl FnOnce() -> R) -> String {
         }));
     });
     QUIET.set(true);
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    let result = run();
     QUIET.set(false);
-    match result {
+    result
+}
+
+/// Runs what panics; gives what it panicked with.
+pub(crate) fn panics<R>(run: impl FnOnce() -> R) -> String {
+    let run = std::panic::AssertUnwindSafe(run);
+    match quietly(|| std::panic::catch_unwind(run)) {
         Ok(_) => panic!("it did not panic"),
         Err(panic) => match panic.downcast::<&'static str>() {
             Ok(message) => (*message).to_owned(),

@@ -1,9 +1,14 @@
 //! Callers with the same identity share one call in flight.
 #![cfg(all(feature = "coalesce", feature = "test-util"))]
 
+mod bounds;
+mod cost;
 mod inner;
 mod leaving;
+mod order;
 mod outcomes;
 mod panics;
+mod reentry;
+mod tasks;
 mod types;
 mod wakes;

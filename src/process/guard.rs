@@ -12,9 +12,13 @@ use std::{
     collections::BTreeSet,
     io::{self, Write},
     os::unix::process::CommandExt,
-    process::{Child, Command, Stdio},
+    process::{ChildStdin, Command, Stdio},
+    thread,
 };
 
+use tokio::sync::oneshot;
+
+use super::place::between_forks;
 use crate::sync::{Mutex, lock};
 
 const SCRIPT: &str = r#"
@@ -42,10 +46,19 @@ static STATE: Mutex<State> = Mutex::new(State {
 });
 
 struct State {
-    sh: Option<Child>,
+    sh: Option<Sh>,
     /// Children that live or are about to.
     slots: usize,
     groups: BTreeSet<u32>,
+}
+
+/// The guard that runs. Dropping it lets it end.
+#[derive(Debug)]
+struct Sh {
+    pid: u32,
+    pipe: ChildStdin,
+    /// Resolves when it is reaped.
+    ended: oneshot::Receiver<()>,
 }
 
 /// The guard's care for one child. Dropping it ends it.
@@ -77,13 +90,13 @@ impl Slot {
 
     /// Ends the care, and waits for the guard's own end if this was the last.
     pub(super) async fn release(mut self) {
-        if let Some(sh) = self.end() {
-            // Where nothing can be run any more the drop of the task ends the guard all the same.
-            let _ = tokio::task::spawn_blocking(move || reap(sh)).await;
+        if let Some(Sh { pipe, ended, .. }) = self.end() {
+            drop(pipe);
+            let _ = ended.await;
         }
     }
 
-    fn end(&mut self) -> Option<Child> {
+    fn end(&mut self) -> Option<Sh> {
         if std::mem::replace(&mut self.released, true) {
             return None;
         }
@@ -102,58 +115,62 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(sh) = self.end() {
-            let reaper = std::thread::Builder::new();
-            // Without a thread it stays defunct until the host ends.
-            let _ = reaper.spawn(move || reap(sh));
-        }
+        drop(self.end());
     }
-}
-
-/// Lets the guard end, and waits for it.
-fn reap(mut sh: Child) {
-    drop(sh.stdin.take());
-    let _ = sh.wait();
 }
 
 impl State {
     /// Starts the guard if it does not run, and tells it of all there are.
     fn ensure(&mut self) -> io::Result<()> {
-        if let Some(sh) = &mut self.sh {
-            if let Ok(None) = sh.try_wait() {
-                return Ok(());
-            }
+        if self.sh.is_some() {
+            return Ok(());
         }
-        let mut sh = Command::new("/bin/sh")
+        let mut child = Command::new("/bin/sh");
+        child
             .args(["-c", SCRIPT, "tower-on-demand-guard"])
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        if let Some(pipe) = &mut sh.stdin {
-            for group in &self.groups {
-                writeln!(pipe, "+ {group}")?;
+            .stderr(Stdio::null());
+        let mut child = between_forks(|| child.spawn())?;
+        let pid = child.id();
+        let pipe = child.stdin.take();
+        let (tell, ended) = oneshot::channel();
+        let reaper = thread::Builder::new().name("on-demand-guard".to_owned());
+        reaper.spawn(move || {
+            let _ = child.wait();
+            let again = lock(&STATE).has_ended(pid);
+            let _ = tell.send(());
+            if let Err(error) = again {
+                tracing::warn!(
+                    target: "tower_on_demand::process",
+                    %error, "no guard: if the host is killed now, its children live on"
+                );
             }
+        })?;
+        let pipe = pipe.ok_or(io::ErrorKind::BrokenPipe)?;
+        let sh = self.sh.insert(Sh { pid, pipe, ended });
+        for group in &self.groups {
+            // If it fails it has ended again, and its reaper starts another.
+            let _ = writeln!(sh.pipe, "+ {group}");
         }
-        self.sh = Some(sh);
         Ok(())
     }
 
     fn say(&mut self, op: char, group: u32) {
-        let pipe = self.sh.as_mut().and_then(|sh| sh.stdin.as_mut());
-        let said = pipe.map(|pipe| writeln!(pipe, "{op} {group}"));
-        if matches!(said, Some(Ok(()))) {
-            return;
+        if let Some(sh) = &mut self.sh {
+            // If it fails it has ended, and its reaper starts another.
+            let _ = writeln!(sh.pipe, "{op} {group}");
         }
-        // Somebody killed it.
-        if let Some(mut sh) = self.sh.take() {
-            let _ = sh.kill();
-            let _ = sh.wait();
+    }
+
+    /// The guard `pid` was reaped. If there are children it was killed, and another is told of them.
+    fn has_ended(&mut self, pid: u32) -> io::Result<()> {
+        if !matches!(&self.sh, Some(sh) if sh.pid == pid) {
+            return Ok(());
         }
-        if let Err(error) = self.ensure() {
-            tracing::warn!(%error, "no guard: children outlive a host that is killed");
-        }
+        self.sh = None;
+        self.ensure()
     }
 }

@@ -15,7 +15,7 @@ use super::{
     command::{Command, fill},
     guard::Slot,
     keeper::keep,
-    place::{NoPlace, Prepared},
+    place::{NoPlace, Prepared, between_forks},
     ready::How,
 };
 use crate::error::{BoxError, Error, ErrorKind};
@@ -71,7 +71,7 @@ pub(super) fn launch(command: &Command, prepared: Prepared) -> Result<Owner, Err
     let slot = Slot::new().map_err(|error| told("no guard could be started", error))?;
     let Prepared { held, inherits } = prepared;
     let mut child = configure(command, &held.address, inherits)?;
-    let child = child.spawn().map_err(|error| cannot_run(command, error))?;
+    let child = between_forks(|| child.spawn()).map_err(|error| cannot_run(command, error))?;
     let awaited = match command.how_ready().0 {
         How::Line(line) => Some(line),
         How::Probe(_) => None,

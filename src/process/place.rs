@@ -26,6 +26,16 @@ use crate::sync::{Mutex, lock};
 /// Ports of our own children, chosen and perhaps not bound yet.
 static PORTS: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
+/// Runs `f` while no child of ours is between its fork and its exec.
+///
+/// Such a child has copies of all open sockets, those that are just being closed as well: a port that
+/// was bound to see whether it is free would still be taken.
+pub(super) fn between_forks<R>(f: impl FnOnce() -> R) -> R {
+    static FORK: Mutex<()> = Mutex::new(());
+    let _alone = lock(&FORK);
+    f()
+}
+
 /// An address, and what it takes. Dropping it gives that back.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -74,10 +84,10 @@ pub(super) struct NoPlace {
 
 impl Prepared {
     pub(super) fn new(listen: &Listen) -> Result<Self, NoPlace> {
-        match &listen.place {
+        between_forks(|| match &listen.place {
             Place::Port(port) => Self::port(*port, listen.is_handed()),
             Place::Unix(_) => Self::unix(listen),
-        }
+        })
     }
 
     fn port(port: Option<u16>, handed: bool) -> Result<Self, NoPlace> {
@@ -153,7 +163,8 @@ fn bind(port: u16) -> io::Result<TcpListener> {
 pub(super) fn is_taken(address: &Address) -> bool {
     match address {
         Address::Tcp(address) => {
-            matches!(bind(address.port()), Err(error) if error.kind() == io::ErrorKind::AddrInUse)
+            let bound = between_forks(|| bind(address.port()).map(drop));
+            matches!(bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse)
         }
         Address::Unix(_) => false,
     }

@@ -48,6 +48,10 @@ const NO_HOST: &str = "localhost";
 /// header, if there is none; with HTTP/2 there is a connection for each host that is named, so
 /// callers that pass on what strangers ask for should set one.
 ///
+/// A body whose own type mentions a `Box<dyn Error>`, `BoxBody<Bytes, BoxError>` for one, cannot be sent
+/// by a call that is spawned ("implementation of `From` is not general enough"), here as with hyper-util
+/// alone. Put a type around it: `axum::body::Body::new(body)`, or a body of your own.
+///
 /// # Errors
 ///
 /// [`Service`](ErrorKind::Service), with hyper's error as its source; [`Died`](ErrorKind::Died), from

@@ -260,6 +260,20 @@ async fn answer(
 ) -> Response<BoxBody<Bytes, Infallible>> {
     let path = request.uri().path().to_owned();
     role.log(&path);
+    if path == "/upgrade" {
+        let mut request = request;
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            let io = TokioIo::new(upgrade.await.unwrap());
+            let (mut read, mut write) = tokio::io::split(io);
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        });
+        let response = Response::builder()
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header("connection", "upgrade")
+            .header("upgrade", "echo");
+        return response.body(BodyExt::boxed(Full::default())).unwrap();
+    }
     let words: Vec<&str> = path.split('/').skip(1).collect();
     let ms = |word: &str| Duration::from_millis(word.parse().unwrap());
     let mut status = StatusCode::OK;

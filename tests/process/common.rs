@@ -164,3 +164,11 @@ impl Log {
             .collect()
     }
 }
+
+/// A port that nobody has, below those that the system gives by itself. It is not bound to see: a child
+/// that is just being started would hold a copy of that socket.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) + std::process::id() as usize * 10;
+    u16::try_from(20_000 + n % 10_000).unwrap()
+}

@@ -6,7 +6,7 @@ use http::Request;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     time::Instant,
 };
 use tower::ServiceExt;
@@ -17,7 +17,10 @@ use tower_on_demand::{
 
 use crate::{
     child::{RUN, by_shell, child, run},
-    common::{Log, Test, exists, get, group, kill, read, runs, started, until, within},
+    common::{
+        Log, Test, exists, free_port, get, group, kill, processes, read, runs, started, until,
+        within,
+    },
     events::Events,
 };
 
@@ -154,10 +157,7 @@ fn the_end_of_the_runtime_kills_the_children() {
 async fn s36_after_a_restart_at_the_same_place_the_first_call_is_the_new_ones() {
     let _test = Test::begins();
     let log = Log::new();
-    let port = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    let port = free_port();
     for listen in [Listen::port(port), Listen::unix_at(log.file("socket"))] {
         let mut old = None;
         for _ in 0..5 {
@@ -210,8 +210,8 @@ async fn s35_the_children_of_a_host_that_is_killed_die_with_it() {
     .await;
 }
 
-/// The host of the test above: two children of its own, one of them with a child that ignores
-/// SIGTERM and holds the pipes, and a child that listens on a socket it inherited.
+/// The host of the test above: children that ignore SIGTERM, one of them with a child of its own, one
+/// with a socket it inherited. In between somebody kills the guard.
 #[test]
 fn hosts() {
     let Ok(log) = std::env::var("ON_DEMAND_HOST") else {
@@ -224,7 +224,17 @@ fn hosts() {
         let _clients = [
             started(child("a", &role)).await,
             started(by_shell("b", &role, r#""$@" & wait"#)).await,
-            started(child("c", &handed).listen(Listen::free_port().handed())).await,
+            {
+                let me = std::process::id();
+                let guard = |pid: u32| {
+                    let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+                    cmdline.is_ok_and(|line| line.contains("tower-on-demand-guard"))
+                };
+                let guards = processes(|pid, parent, _, _| parent == me && guard(pid));
+                assert_eq!(guards.len(), 1, "one for all");
+                kill("-KILL", guards[0]);
+                started(child("c", &handed).listen(Listen::free_port().handed())).await
+            },
         ];
         println!("hosting");
         std::future::pending::<()>().await;
@@ -446,4 +456,25 @@ async fn h2c_children_are_probed_and_called_by_http_2() {
         assert_eq!(get(&client, "/connection").await.unwrap().1, first);
         client.stop().await;
     }
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_passes_both_ways() {
+    let _test = Test::begins();
+    let client = started(child("a", "at={address}")).await;
+    let request = Request::get("/upgrade")
+        .header("connection", "upgrade")
+        .header("upgrade", "echo");
+    let request = request.body(String::new()).unwrap();
+    let mut response = client.lease().oneshot(request).await.unwrap();
+    assert_eq!(response.status(), 101);
+    let upgraded = hyper::upgrade::on(&mut response).await.unwrap();
+    let mut upgraded = hyper_util::rt::TokioIo::new(upgraded);
+    for word in [b"hello", b"again"] {
+        upgraded.write_all(word).await.unwrap();
+        let mut echo = [0; 5];
+        upgraded.read_exact(&mut echo).await.unwrap();
+        assert_eq!(&echo, word);
+    }
+    client.stop().await;
 }

@@ -1,20 +1,28 @@
 //! Processes under the layers.
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use http::{Request, StatusCode};
 use http_body_util::Empty;
 use tokio::time::Instant;
 use tower::{ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_on_demand::{
-    CeilingLayer, Error, ErrorKind, Handle, IdleEvict, LazyStartLayer, Runtime, State,
+    BoxError, CeilingLayer, Error, ErrorKind, Handle, IdleEvict, LazyStartLayer, Runtime, State,
     http::UntilBodyEnd,
     process::{Command, Listen, Probe, Spawn},
 };
 
 use crate::{
     child::child,
-    common::{Log, Test, exists, kill, read, until},
+    common::{Log, Test, exists, free_port, kill, read, until},
 };
 
 fn ms(ms: u64) -> Duration {
@@ -287,10 +295,7 @@ async fn c1_starts_given_up_at_any_moment_leave_room_and_port_to_the_next() {
     let log = Log::new();
     let role = format!("at={{address}} after=30 sole={0} log={0}", log.path());
     let host = Host::new(1, None);
-    let port = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    let port = free_port();
     // The same port for all: it would be seen as taken by what is left of the last.
     let backends = ["a", "b", "c"].map(|name| {
         let command = child(name, &role).listen(Listen::port(port));
@@ -323,4 +328,76 @@ async fn a_child_handed_from_start_to_start_at_one_place_is_waited_for() {
     assert_eq!(log.who("end").len(), 3);
     assert_eq!(crate::common::get(&client, "/").await.unwrap().0, 200);
     tower_on_demand::Backend::stop(&client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_killed_child_only_the_calls_in_flight_fail() {
+    let _test = Test::begins();
+    const CALLERS: usize = 8;
+    let a = Host::new(1, None).backend(child("a", "at={address}"));
+    let failed = Arc::new(AtomicUsize::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut pid = a.pid().await;
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|_| {
+            let (a, failed, stop) = (a.clone(), failed.clone(), stop.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    if a.get("/sleep/2").await.is_err() {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        })
+        .collect();
+    for n in 1..=10 {
+        tokio::time::sleep(ms(20)).await;
+        let before = failed.load(Ordering::Relaxed);
+        kill("-KILL", pid);
+        until("it is replaced", || {
+            a.handle.status().starts == n + 1 && a.handle.status().state == State::Running
+        })
+        .await;
+        pid = a.pid().await;
+        let failed = failed.load(Ordering::Relaxed) - before;
+        assert!(
+            failed <= CALLERS,
+            "{failed} calls failed, of {CALLERS} at a time"
+        );
+    }
+    stop.store(true, Ordering::Relaxed);
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    assert_eq!(a.handle.status().crashes, 10);
+}
+
+/// A future that a task awaits is looked at with its lifetimes erased; a bound may fail by that.
+#[tokio::test]
+async fn a_call_with_a_body_of_any_kind_can_be_spawned() {
+    let _test = Test::begins();
+    let host = Host::new(1, None);
+    let (evictable, _idle_evict) = IdleEvict::pair(host.runtime.clone(), UntilBodyEnd);
+    let stack = ServiceBuilder::new()
+        .layer(host.lazy(child("a", "at={address}")))
+        .layer(evictable)
+        .layer(host.ceiling.clone())
+        .service(Spawn::http());
+    macro_rules! spawn {
+        ($body:expr) => {{
+            let (stack, body) = (stack.clone(), $body);
+            let echo = tokio::spawn(async move {
+                let request = Request::post("/echo").body(body).unwrap();
+                read(stack.oneshot(request).await?).await
+            });
+            assert_eq!(echo.await.unwrap().unwrap().1, "body");
+        }};
+    }
+    spawn!(String::from("body"));
+    spawn!(http_body_util::Full::<bytes::Bytes>::from("body"));
+    spawn!(axum::body::Body::from("body"));
+    spawn!(http_body_util::BodyExt::boxed(String::from("body")));
+    // A body whose type mentions `BoxError` needs a type around it that does not.
+    let boxed = http_body_util::BodyExt::map_err(String::from("body"), BoxError::from);
+    spawn!(axum::body::Body::new(http_body_util::BodyExt::boxed(boxed)));
 }

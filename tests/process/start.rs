@@ -3,7 +3,10 @@
 use std::{
     error::Error as _,
     net::TcpListener,
-    os::unix::{fs::PermissionsExt, net::UnixListener},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
     time::Duration,
 };
 
@@ -16,7 +19,7 @@ use tower_on_demand::{
 
 use crate::{
     child::{child, of_this_run},
-    common::{Log, Test, exists, get, start, started, until},
+    common::{Log, Test, exists, free_port, get, start, started, until},
 };
 
 fn ms(ms: u64) -> Duration {
@@ -264,8 +267,10 @@ async fn a_taken_port_or_socket_is_named_with_its_holder_and_nothing_is_started(
     );
     assert!(log.lines().is_empty());
 
-    // Nobody listens any more: it is stale.
+    // Nobody listens any more: it is stale, once no child of another test has a copy.
     drop(stranger);
+    let stale = || UnixStream::connect(&path).is_err();
+    until("nobody listens", stale).await;
     started(child("a", &role).listen(listen.clone()))
         .await
         .stop()
@@ -312,10 +317,7 @@ async fn s37_a_stranger_on_a_port_that_is_always_the_same_fails_the_start() {
     let _test = Test::begins();
     let log = Log::new();
     let first = log.file("first");
-    let port = {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    let port = free_port();
     let role = format!("at={{address}} first={first} first_hangs=yes");
     let command = child("robbed", &role).listen(Listen::port(port));
     let starting = tokio::spawn(start(command.clone()));

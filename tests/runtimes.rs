@@ -23,7 +23,8 @@ use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use hyper::rt::{Executor, Sleep, Timer};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_on_demand::{
-    BoxFuture, CeilingLayer, DropToStop, IdleEvict, LazyStartLayer, Runtime, UntilResponse,
+    BoxFuture, CeilingLayer, CoalesceLayer, DropToStop, IdleEvict, LazyStartLayer, Runtime,
+    UntilResponse,
 };
 
 const NAMES: [&str; 5] = ["ada", "bob", "cyd", "dee", "eve"];
@@ -87,6 +88,7 @@ async fn serve(runtime: Runtime) {
                 }
             });
             let stack = ServiceBuilder::new()
+                .layer(CoalesceLayer::new(|n: &u32| Some(*n)))
                 .layer(LazyStartLayer::new(runtime.clone(), name))
                 .layer(evictable.clone().idle_after(Duration::from_millis(20)))
                 .layer(ceiling.clone().wait(Duration::from_secs(60)))
@@ -115,7 +117,7 @@ async fn serve(runtime: Runtime) {
         }
     }
     assert_eq!(asked, 200);
-    assert_eq!(seen.calls.load(Ordering::SeqCst), 200);
+    assert!(seen.calls.load(Ordering::SeqCst) < 200, "calls were shared");
     assert_eq!(seen.peak.load(Ordering::SeqCst), LIMIT as usize);
     assert_eq!(seen.on_tokio.load(Ordering::SeqCst), 0);
 

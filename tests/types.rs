@@ -20,9 +20,9 @@ use tower::{
     util::{BoxCloneService, BoxCloneSyncService},
 };
 use tower_on_demand::{
-    BoxError, CeilingLayer, DropToStop, Error, Evictable, Group, Handle, IdleEvict, IdleEvictLayer,
-    LazyStart, LazyStartLayer, LeasedFuture, Named, Occupied, Runtime, UntilResponse, lazy_start,
-    test_util,
+    BoxError, CeilingLayer, Coalesce, CoalesceHandle, CoalesceLayer, DropToStop, Error, Evictable,
+    Group, Handle, IdleEvict, IdleEvictLayer, LazyStart, LazyStartLayer, LeasedFuture, Named,
+    Occupied, Runtime, UntilResponse, lazy_start, test_util,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -48,6 +48,17 @@ macro_rules! spawn {
     }};
 }
 
+/// The same under `Coalesce`, and under `Coalesce` under a timeout.
+macro_rules! spawn_shared {
+    ($service:expr) => {{
+        let service = $service;
+        spawn!(CoalesceLayer::new(|n: &u32| Some(*n)).layer(service.clone()));
+        spawn!(
+            TimeoutLayer::new(SECOND).layer(CoalesceLayer::new(|n: &u32| Some(*n)).layer(service))
+        );
+    }};
+}
+
 /// Spawns a call to every order of the layers over one maker.
 macro_rules! spawn_every_stack_over {
     ($maker:expr) => {{
@@ -67,6 +78,12 @@ macro_rules! spawn_every_stack_over {
         spawn!(lazy.layer(idle.layer(timeout.layer(ceiling.layer(maker.clone())))));
         spawn!(lazy.layer(timeout.layer(idle.layer(ceiling.layer(timeout.layer(maker.clone()))))));
         spawn!(timeout.layer(lazy.layer(idle.layer(ceiling.layer(maker.clone())))));
+        spawn_shared!(lazy.layer(maker.clone()));
+        spawn_shared!(lazy.layer(idle.layer(maker.clone())));
+        spawn_shared!(lazy.layer(ceiling.layer(maker.clone())));
+        spawn_shared!(lazy.layer(idle.layer(ceiling.layer(maker.clone()))));
+        spawn_shared!(lazy.layer(timeout.layer(idle.layer(ceiling.layer(maker.clone())))));
+        spawn_shared!(timeout.layer(lazy.layer(idle.layer(ceiling.layer(maker.clone())))));
     }};
 }
 
@@ -98,6 +115,33 @@ async fn over_a_maker_and_backends_that_captured_a_static_str() {
             service_fn(move |n: u32| async move { Ok::<_, io::Error>(n + word.len() as u32 - 2) });
         Ok::<_, io::Error>(DropToStop::new(service))
     }));
+}
+
+#[tokio::test]
+async fn coalesce_over_services_of_any_error() {
+    let concrete = service_fn(|n: u32| async move { Ok::<_, io::Error>(n + 1) });
+    let boxed = service_fn(|n: u32| async move { Ok::<_, BoxError>(n + 1) });
+    spawn_shared!(concrete);
+    spawn_shared!(boxed);
+    spawn_shared!(TimeoutLayer::new(SECOND).layer(concrete));
+    spawn_shared!(BoxCloneSyncService::new(boxed));
+    let word: &'static str = "one";
+    spawn_shared!(service_fn(move |n: u32| async move {
+        Ok::<_, BoxError>(n + word.len() as u32 - 2)
+    }));
+    spawn!(
+        CoalesceLayer::new(|n: &u32| Some(*n))
+            .share_if(|n: &u32| *n > 0)
+            .alone(|_: &BoxError| true)
+            .linger(Runtime::tokio(), SECOND)
+            .max_wait(Runtime::tokio(), SECOND)
+            .layer(boxed)
+    );
+    spawn!(
+        CoalesceLayer::new(|n: &u32| Some(*n))
+            .spawn_on(Runtime::tokio())
+            .layer(boxed)
+    );
 }
 
 /// As a pool would call them.
@@ -188,6 +232,8 @@ fn what_goes_where_users_take_it() {
     type Service = BoxCloneSyncService<Request, u32, BoxError>;
     type Backend = DropToStop<Service>;
     type Lease = tower_on_demand::Leased<Service>;
+    type Cheap = BoxCloneSyncService<u32, u32, BoxError>;
+    type Key = fn(&u32) -> Option<u32>;
 
     shared::<Runtime>();
     shared::<Group>();
@@ -198,6 +244,10 @@ fn what_goes_where_users_take_it() {
     shared::<LazyStartLayer<String>>();
     shared::<LazyStart<String, Lease>>();
     shared::<Handle<String>>();
+    shared::<CoalesceLayer<Key, u32, Cheap>>();
+    shared::<Coalesce<Cheap, Key, u32>>();
+    shared::<CoalesceHandle<u32>>();
+    sent::<tower_on_demand::coalesce::ResponseFuture<Cheap, Key, u32>>();
     owned::<IdleEvict>();
     owned::<Backend>();
     owned::<Occupied<Backend>>();

@@ -158,6 +158,7 @@ fn verdict(ledger: &Ledger, host: &Host, driver: &Driver) -> Result<(), String> 
     let starts: u64 = status.iter().map(|status| status.starts).sum();
     let evictions: u64 = status.iter().map(|status| status.evictions).sum();
     check(most == LIMIT, format!("alive at most {most}, not {LIMIT}"));
+    check(shared > 0, "no call was shared".into());
     check(failed == 0, format!("{failed} calls failed"));
     check(left == 0, format!("{left} children are left"));
     check(

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
-use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::GracefulShutdown},
@@ -13,9 +12,8 @@ use hyper_util::{
 };
 use tokio::{net::TcpListener, time::sleep};
 use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
-use tower_http::timeout::TimeoutBody;
 use tower_on_demand::{
-    CeilingLayer, Error, ErrorKind, Group, IdleEvict, LazyStartLayer, Runtime,
+    CeilingLayer, CoalesceLayer, Error, ErrorKind, Group, IdleEvict, LazyStartLayer, Runtime,
     http::{StatusLayer, UntilBothEnd},
     process::Spawn,
 };
@@ -23,12 +21,12 @@ use tower_on_demand::{
 use crate::{
     config::{Backend, Config},
     proxy,
+    share::{self, Shared},
+    upload::Upload,
 };
 
 /// A response's body, wherever it comes from.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BoxError>;
-/// A request's body, which fails when its client falls silent.
-pub(crate) type Upload = TimeoutBody<Incoming>;
 /// A backend as its callers see it.
 pub(crate) type Service = BoxCloneSyncService<Request<Upload>, Response<Body>, Error>;
 
@@ -50,7 +48,9 @@ impl Host {
         let ceiling = CeilingLayer::new(runtime.clone(), config.limit).wait(config.wait);
         let stack = |backend: &Backend| {
             ServiceBuilder::new()
-                .map_request(|request: Request<Upload>| request)
+                .map_response(|response: Response<Shared>| response.map(Shared::into_body))
+                .layer(CoalesceLayer::new(share::identity::<Upload>).share_if(share::is_for_all))
+                .and_then(share::collected)
                 .map_response(|response: Response<_>| response.map(boxed))
                 .layer(LazyStartLayer::new(runtime.clone(), backend.command.clone()).join(&group))
                 .layer(

@@ -14,8 +14,10 @@ mod headers;
 mod host;
 mod ledger;
 mod proxy;
+mod share;
 mod timeline;
 mod tunnel;
+mod upload;
 
 use std::{
     env,

@@ -1,18 +1,18 @@
 //! One request, on its way to a backend and back.
 
-use std::{error::Error as StdError, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use http::{Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tower::ServiceExt;
-use tower_http::timeout::{TimeoutBody, TimeoutError};
 use tower_on_demand::Error;
 
 use crate::{
     headers,
     host::{Body, Host, boxed},
     tunnel::Tunnel,
+    upload::{Silent, Upload},
 };
 
 /// Errors are for the `StatusLayer` above.
@@ -31,15 +31,15 @@ pub(crate) async fn call(
     let tunnel = upgrade.is_some().then(|| Tunnel::from_client(&mut request));
     headers::to_backend(&mut request, &name, path, peer, upgrade.as_ref());
     let pause = host.upload_pause();
-    let request = request.map(|body| TimeoutBody::new(pause, body));
+    let request = request.map(|body| Upload::new(body, pause));
 
     let mut response = match backend.oneshot(request).await {
         Ok(response) => response,
-        Err(error) if is_silent_upload(&error) => {
-            let text = format!("nothing of the request's body came for {pause:?}\n");
-            return Ok(text_response(StatusCode::REQUEST_TIMEOUT, text));
-        }
         Err(error) => {
+            if let Some(silent) = Silent::cause_of(&error) {
+                let text = format!("{silent}\n");
+                return Ok(text_response(StatusCode::REQUEST_TIMEOUT, text));
+            }
             tracing::debug!(backend = name, "{error:#}");
             return Err(error.of(name));
         }
@@ -49,17 +49,6 @@ pub(crate) async fn call(
     }
     headers::to_client(&mut response, &name);
     Ok(response)
-}
-
-fn is_silent_upload(error: &Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if error.is::<TimeoutError>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 /// Who runs.

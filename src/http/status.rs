@@ -142,7 +142,7 @@ impl Answer {
 }
 
 /// An error and its causes, in a row. Ours does that by itself.
-struct Chain<'a>(&'a (dyn StdError + 'static));
+pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'static));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -96,6 +96,13 @@ pub trait ServiceBuilderExt<L>: sealed::Sealed + Sized {
     fn errors_as_responses<Req>(
         self,
     ) -> ServiceBuilder<tower::layer::util::Stack<crate::http::StatusLayer<Req>, L>>;
+
+    /// Answers errors with gRPC status: a [`StatusLayer`](crate::grpc::StatusLayer).
+    #[cfg(feature = "grpc")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "grpc")))]
+    fn errors_as_status<Req>(
+        self,
+    ) -> ServiceBuilder<tower::layer::util::Stack<crate::grpc::StatusLayer<Req>, L>>;
 }
 
 impl<L> ServiceBuilderExt<L> for ServiceBuilder<L> {
@@ -149,5 +156,12 @@ impl<L> ServiceBuilderExt<L> for ServiceBuilder<L> {
         self,
     ) -> ServiceBuilder<tower::layer::util::Stack<crate::http::StatusLayer<Req>, L>> {
         self.layer(crate::http::StatusLayer::new())
+    }
+
+    #[cfg(feature = "grpc")]
+    fn errors_as_status<Req>(
+        self,
+    ) -> ServiceBuilder<tower::layer::util::Stack<crate::grpc::StatusLayer<Req>, L>> {
+        self.layer(crate::grpc::StatusLayer::new())
     }
 }

@@ -37,7 +37,7 @@
 //!     .layer(evictable.idle_after(Duration::from_secs(900)))
 //!     .layer(ceiling)
 //!     .service(grpc::Connect::new());
-//! runtime.spawn(async move { drop(idle_evict.run().await) });
+//! runtime.spawn(idle_evict.run());
 //!
 //! let app = App { greeter: GreeterClient::new(greeter) };
 //! # app

@@ -78,8 +78,8 @@ pub(crate) async fn run() -> Result<(), String> {
     heading("The host stops: nothing is left.");
     ledger.closing().map_err(|error| error.to_string())?;
     let _ = stop.send(());
-    let _ = serving.await;
-    host.stop(config.drain).await;
+    let begun = serving.await.map_err(|error| error.to_string())?;
+    host.stop(config.drain, begun).await;
     // What happened last is said as well.
     sleep(Duration::from_millis(30)).await;
     following.abort();

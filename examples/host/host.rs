@@ -10,7 +10,11 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
 use tower_on_demand::{
     CeilingLayer, CoalesceLayer, Error, ErrorKind, Group, IdleEvict, LazyStartLayer, Runtime,
@@ -32,6 +36,9 @@ pub(crate) type Service = BoxCloneSyncService<Request<Upload>, Response<Body>, E
 
 /// Idle connections are closed after this; so is one whose request head does not come.
 const HEAD: Duration = Duration::from_secs(30);
+
+/// How long the last bytes of the last answers may take, once no backend is left.
+const LAST: Duration = Duration::from_secs(1);
 
 pub(crate) struct Host {
     group: Group,
@@ -93,9 +100,12 @@ impl Host {
         service.ok_or_else(|| Error::new(ErrorKind::Unknown).of(name))
     }
 
-    /// Stops every backend. Calls in flight have `drain`; nothing is alive when this returns.
-    pub(crate) async fn stop(&self, drain: Duration) {
+    /// Stops every backend. Calls in flight have `drain`; nothing is alive when this returns, and what
+    /// was `begun` is told.
+    pub(crate) async fn stop(&self, drain: Duration, begun: JoinHandle<()>) {
         self.group.stopped(drain).await;
+        // A client that does not read what it asked for holds nobody up.
+        let _ = timeout(LAST, begun).await;
     }
 }
 
@@ -123,8 +133,13 @@ pub(crate) fn url(listener: &TcpListener) -> String {
     }
 }
 
-/// Serves `listener` until `stop`, and then the requests that have begun.
-pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, stop: impl Future<Output = ()>) {
+/// Serves `listener` until `stop`. The task that it gives serves the requests that have begun, until
+/// their last byte is sent.
+pub(crate) async fn serve(
+    host: Arc<Host>,
+    listener: TcpListener,
+    stop: impl Future<Output = ()>,
+) -> JoinHandle<()> {
     let mut server = auto::Builder::new(TokioExecutor::new());
     server
         .http1()
@@ -162,5 +177,5 @@ pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, stop: impl Fut
         });
     }
     drop(listener);
-    tokio::spawn(graceful.shutdown());
+    tokio::spawn(graceful.shutdown())
 }

@@ -137,14 +137,14 @@ async fn serve(file: Option<PathBuf>, listen: Option<SocketAddr>) -> Result<(), 
 
     welcome(&host, &config, &listener, file.is_none());
     let host = Arc::new(host);
-    host::serve(host.clone(), listener, stopped()?).await;
+    let begun = host::serve(host.clone(), listener, stopped()?).await;
     println!(
         "stopping: calls in flight have {:?}, a second signal ends it at once",
         config.drain
     );
     let mut again = stopped()?;
     tokio::select! {
-        () = host.stop(config.drain) => {}
+        () = host.stop(config.drain, begun) => {}
         () = &mut again => {
             eprintln!("host: stopped at once");
             process::exit(1);

@@ -9,6 +9,7 @@ use std::{io, sync::Arc, time::Duration};
 use nix::sys::signal::Signal;
 use process_wrap::tokio::ChildWrapper;
 use tokio::{
+    net::unix::pipe,
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -40,8 +41,9 @@ struct Keeper {
 /// Has `child` kept by a task. Must be called within a tokio runtime.
 pub(super) fn keep(
     name: Arc<str>,
-    mut child: Box<dyn ChildWrapper>,
+    child: Box<dyn ChildWrapper>,
     mut slot: Slot,
+    (stdout, stderr): (pipe::Receiver, pipe::Receiver),
     awaited: Option<Arc<str>>,
     held: Held,
     grace: Duration,
@@ -51,7 +53,7 @@ pub(super) fn keep(
         .ok_or_else(|| io::Error::other("it has no pid"))?;
     slot.guards(pid);
     let output = Output::new(name.clone(), pid, awaited);
-    let reading = output.read(child.stdout().take(), child.stderr().take());
+    let reading = output.read(stdout, stderr);
     let process = Process::new(name, pid, held.address.clone(), output);
     let (owner, orders) = Owner::new(process.clone(), grace);
     let keeper = Keeper {

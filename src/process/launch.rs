@@ -8,6 +8,7 @@ use std::{
 };
 
 use process_wrap::tokio::{CommandWrap, KillOnDrop, ProcessGroup};
+use tokio::net::unix::pipe;
 
 use super::{
     address::Address,
@@ -68,10 +69,22 @@ pub(super) fn launch(command: &Command, prepared: Prepared) -> Result<Owner, Err
             "processes need a tokio runtime, and there is none here",
         ));
     }
-    let slot = Slot::new().map_err(|error| told("no guard could be started", error))?;
+    let (stdout, stderr) = (pipe(), pipe());
+    let no_pipe = |error| told("its output could not be piped", error);
+    let (stdout, stdout_of_child) = stdout.map_err(no_pipe)?;
+    let (stderr, stderr_of_child) = stderr.map_err(no_pipe)?;
+    let slot =
+        Slot::new(&stdout_of_child).map_err(|error| told("no guard could be started", error))?;
     let Prepared { held, inherits } = prepared;
     let mut child = configure(command, &held.address, inherits)?;
-    let child = between_forks(|| child.spawn()).map_err(|error| cannot_run(command, error))?;
+    child
+        .command_mut()
+        .stdout(stdout_of_child)
+        .stderr(stderr_of_child);
+    let spawned = between_forks(|| child.spawn());
+    // With what the child inherits.
+    drop(child);
+    let child = spawned.map_err(|error| cannot_run(command, error))?;
     let awaited = match command.how_ready().0 {
         How::Line(line) => Some(line),
         How::Probe(_) => None,
@@ -80,11 +93,18 @@ pub(super) fn launch(command: &Command, prepared: Prepared) -> Result<Owner, Err
         command.name.clone(),
         child,
         slot,
+        (stdout, stderr),
         awaited,
         held,
         command.grace,
     )
     .map_err(|error| told("it cannot be kept", error))
+}
+
+/// A pipe whose other end is a child's.
+fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
+    let (sender, receiver) = pipe::pipe()?;
+    Ok((receiver, sender.into_blocking_fd()?))
 }
 
 fn configure(
@@ -132,7 +152,6 @@ fn configure(
             child.stdin(Stdio::null());
         }
     }
-    child.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = CommandWrap::from(child);
     child.wrap(ProcessGroup::leader()).wrap(KillOnDrop);
     Ok(child)

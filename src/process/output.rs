@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, BufReader},
-    process::{ChildStderr, ChildStdout},
+    io::{AsyncBufReadExt, BufReader},
+    net::unix::pipe,
     sync::watch,
     task::JoinHandle,
 };
@@ -52,8 +52,8 @@ impl Output {
     /// Reads both pipes in the background.
     pub(super) fn read(
         self: &Arc<Self>,
-        stdout: Option<ChildStdout>,
-        stderr: Option<ChildStderr>,
+        stdout: pipe::Receiver,
+        stderr: pipe::Receiver,
     ) -> Reading {
         let (stop, stopped) = watch::channel(());
         let output = self.clone();
@@ -66,11 +66,7 @@ impl Output {
         Reading { done, stop }
     }
 
-    async fn read_one<R>(&self, pipe: Option<R>, stream: &str, mut stopped: watch::Receiver<()>)
-    where
-        R: AsyncRead + Unpin,
-    {
-        let Some(pipe) = pipe else { return };
+    async fn read_one(&self, pipe: pipe::Receiver, stream: &str, mut stopped: watch::Receiver<()>) {
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
         let mut lines = 0_u64;

@@ -230,14 +230,66 @@ fn hosts() {
                     let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
                     cmdline.is_ok_and(|line| line.contains("tower-on-demand-guard"))
                 };
-                let guards = processes(|pid, parent, _, _| parent == me && guard(pid));
-                assert_eq!(guards.len(), 1, "one for all");
-                kill("-KILL", guards[0]);
+                let guards = || processes(|pid, parent, _, _| parent == me && guard(pid));
+                let killed = guards();
+                assert_eq!(killed.len(), 1, "one for all");
+                kill("-KILL", killed[0]);
+                until("there is another", || {
+                    guards().len() == 1 && guards() != killed
+                })
+                .await;
                 started(child("c", &handed).listen(Listen::free_port().handed())).await
             },
         ];
         println!("hosting");
         std::future::pending::<()>().await;
+    });
+}
+
+#[tokio::test]
+async fn s35_a_host_killed_in_the_middle_of_its_starts_leaves_no_child() {
+    let _test = Test::begins();
+    for n in 0..20_u64 {
+        let mark = format!("{}-{n}", std::process::id());
+        let mut host = tokio::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "life::hosts_that_start",
+                "--nocapture",
+                "--quiet",
+            ])
+            .env("ON_DEMAND_STARTS", &mark)
+            .env(RUN, run())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let of_host = || {
+            let mark = format!("ON_DEMAND_STARTS={mark}\0");
+            processes(|pid, _, _, state| {
+                let environ = std::fs::read_to_string(format!("/proc/{pid}/environ"));
+                state != 'Z' && environ.is_ok_and(|environ| environ.contains(&mark))
+            })
+        };
+        until("it starts children", || of_host().len() > 2).await;
+        tokio::time::sleep(Duration::from_micros(n * 700)).await;
+        host.kill().await.unwrap();
+        within(ms(1000), "the children are gone", || of_host().is_empty()).await;
+    }
+}
+
+/// The host of the test above.
+#[test]
+fn hosts_that_start() {
+    if std::env::var_os("ON_DEMAND_STARTS").is_none() {
+        return;
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        loop {
+            let start = || started(child("a", "at={address}"));
+            let _clients = tokio::join!(start(), start(), start());
+        }
     });
 }
 

@@ -1,0 +1,16 @@
+//! Ours and the peers, on the same work in the same run: one table, row by row.
+//!
+//! `cargo bench --all-features --bench compare`. Each row is measured in rounds, ours and the reference
+//! in turn, and compares the medians, so that a noisy machine disturbs both alike.
+
+mod harness;
+mod running;
+
+use harness::Table;
+
+fn main() {
+    let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    let mut table = Table::new(only);
+    running::rows(&mut table);
+    std::process::exit(table.print());
+}

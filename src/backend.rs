@@ -1,20 +1,8 @@
 //! `Backend`: what a started instance can do for the one who owns it.
 
-use std::{
-    any::Any,
-    fmt,
-    future::Future,
-    sync::{Arc, Mutex, OnceLock},
-    time::Duration,
-};
+use std::{any::Any, fmt, future::Future, sync::Arc, time::Duration};
 
-use crate::{
-    busy::UntilResponse,
-    lease::Leased,
-    matches::Nothing,
-    sync::lock,
-    usage::{Eviction, Usage},
-};
+use crate::usage::{Eviction, Usage};
 
 /// What a started instance can do for the one who owns it: lend itself, tell when it is over, stop.
 ///
@@ -75,6 +63,12 @@ pub trait Backend: Send + Sync + 'static {
         Duration::from_secs(30)
     }
 
+    /// Lends the instance for one call: the lease need not be good for a second.
+    #[doc(hidden)]
+    fn lease_once(&self) -> Self::Lease {
+        self.lease()
+    }
+
     /// Tells what is wrapped that its uses are counted by `usage`.
     #[doc(hidden)]
     fn attach(&self, usage: &Arc<Usage>) {
@@ -132,8 +126,6 @@ pub enum Stopped {
 /// A cloneable service as a [`Backend`]: each lease is a clone, and dropping the last clone is what
 /// stops it.
 ///
-/// It counts the leases it gave, unless an `IdleEvict` layer above it counts already.
-///
 /// ```
 /// use tower::{ServiceExt, service_fn};
 /// use tower_on_demand::DropToStop;
@@ -147,24 +139,23 @@ pub enum Stopped {
 /// .map_response(DropToStop::new);
 /// # let _ = maker;
 /// ```
-pub struct DropToStop<S> {
-    service: S,
-    /// After the service: what is kept for it goes when it is gone.
-    counted: Counted,
-}
+#[derive(Debug, Clone, Copy)]
+pub struct DropToStop<S>(S);
 
 impl<S> DropToStop<S> {
     /// `service` as a backend.
     pub const fn new(service: S) -> Self {
-        Self {
-            service,
-            counted: Counted::new(),
-        }
+        Self(service)
     }
 
     /// The service.
     pub const fn get_ref(&self) -> &S {
-        &self.service
+        &self.0
+    }
+
+    /// The service, alone again.
+    pub fn into_inner(self) -> S {
+        self.0
     }
 }
 
@@ -172,107 +163,10 @@ impl<S> Backend for DropToStop<S>
 where
     S: Clone + Send + Sync + 'static,
 {
-    type Lease = Leased<S>;
+    type Lease = S;
 
-    fn lease(&self) -> Leased<S> {
-        self.counted.lease(self.service.clone(), UntilResponse)
-    }
-
-    fn attach(&self, usage: &Arc<Usage>) {
-        self.counted.attach(usage);
-    }
-
-    fn usage(&self) -> Option<Arc<Usage>> {
-        Some(self.counted.usage().clone())
-    }
-
-    fn keep_until_gone(&self, what: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
-        self.counted.keep(what);
-        None
-    }
-}
-
-impl<S: fmt::Debug> fmt::Debug for DropToStop<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DropToStop").field(&self.service).finish()
-    }
-}
-
-/// Who counts the uses of a backend: somebody above, by a word that is attached, or else the
-/// backend by its own, made at the first need.
-pub(crate) struct Counted {
-    counting: OnceLock<Counting>,
-    /// What is kept until the backend is dropped and its last use has ended.
-    kept: Mutex<Vec<Box<dyn Any + Send>>>,
-}
-
-enum Counting {
-    Attached(Arc<Usage>),
-    Own(Arc<Usage>),
-}
-
-/// The clock of usage words that nobody asks for recency.
-struct NoClock;
-
-impl crate::usage::Recency for NoClock {
-    fn now(&self) -> u64 {
-        0
-    }
-}
-
-impl Counted {
-    pub(crate) const fn new() -> Self {
-        Self {
-            counting: OnceLock::new(),
-            kept: Mutex::new(Vec::new()),
-        }
-    }
-
-    pub(crate) fn attach(&self, usage: &Arc<Usage>) {
-        let _ = self.counting.set(Counting::Attached(usage.clone()));
-    }
-
-    fn counting(&self) -> &Counting {
-        self.counting
-            .get_or_init(|| Counting::Own(Usage::new(Arc::new(NoClock))))
-    }
-
-    pub(crate) fn usage(&self) -> &Arc<Usage> {
-        match self.counting() {
-            Counting::Attached(usage) | Counting::Own(usage) => usage,
-        }
-    }
-
-    pub(crate) fn keep(&self, what: Box<dyn Any + Send>) {
-        lock(&self.kept).push(what);
-    }
-
-    /// A lease of `service`, counted here unless somebody above counts.
-    pub(crate) fn lease<S, H>(&self, service: S, hold: H) -> Leased<S, H> {
-        match self.counting() {
-            Counting::Attached(_) => Leased::uncounted(service, hold),
-            Counting::Own(usage) => Leased::claimed(service, usage, hold, Nothing),
-        }
-    }
-}
-
-/// An instance without an owner is closed: what its last lease keeps can go with that.
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let kept = std::mem::take(&mut *lock(&self.kept));
-        let Some(counting) = self.counting.get() else {
-            return;
-        };
-        let usage = match counting {
-            Counting::Attached(usage) => usage,
-            Counting::Own(usage) => {
-                usage.close_now();
-                usage
-            }
-        };
-        for what in kept {
-            usage.hold_until_drained(what);
-        }
+    fn lease(&self) -> S {
+        self.0.clone()
     }
 }
 
@@ -293,6 +187,10 @@ where
 
     fn lease(&self) -> L {
         (self.map)(self.backend.lease())
+    }
+
+    fn lease_once(&self) -> L {
+        (self.map)(self.backend.lease_once())
     }
 
     fn retired(&self) -> impl Future<Output = Retired> + Send + 'static {

@@ -116,6 +116,31 @@ impl Busy {
         }
     }
 
+    /// No use: somebody else counts, or nobody does.
+    pub(crate) const fn nothing() -> Self {
+        Self {
+            held: Held::Nothing,
+            cut_key: None,
+        }
+    }
+
+    /// A use to be shared with [`again`](Self::again), of a word that nobody else has closed.
+    pub(crate) fn shared(usage: &Arc<Usage>) -> Self {
+        let claim = usage.claim().expect("its only user has not closed it");
+        Self {
+            held: Held::Shared(Arc::new(claim)),
+            cut_key: None,
+        }
+    }
+
+    /// How many others share this use; `None` if it is not shared.
+    pub(crate) fn others(&self) -> Option<u32> {
+        match &self.held {
+            Held::Shared(claim) => Some(Arc::strong_count(claim) as u32 - 1),
+            Held::Nothing | Held::Own(_) => None,
+        }
+    }
+
     /// Claims the instance for a use that its last one may have left; `None` if it is closed or
     /// yielding.
     pub(crate) fn claim(usage: &Arc<Usage>, moves_recency: bool) -> Option<Self> {

@@ -20,7 +20,7 @@ use crate::{
     lifecycle::{
         calling::Calling,
         ending,
-        instance::{Handed, Instance},
+        instance::{Handed, Instance, Lender},
         maker::Caught,
     },
     runtime::Runtime,
@@ -197,7 +197,7 @@ fn keep<B: Backend>(backend: B, settings: &Settings, start: StartId) -> Kept<B::
     let (held, released) = oneshot::channel();
     let shared = Arc::new(Shared {
         name,
-        slot: RwLock::new(Some(instance.clone())),
+        slot: RwLock::new(Some(Lender::new(instance.clone()))),
     });
     let keeper = Keeper {
         shared: shared.clone(),
@@ -218,7 +218,7 @@ fn keep<B: Backend>(backend: B, settings: &Settings, start: StartId) -> Kept<B::
 struct Shared<B> {
     name: Arc<str>,
     /// Emptied by the task, when the instance must not be used any more.
-    slot: RwLock<Option<Arc<Instance<B>>>>,
+    slot: RwLock<Option<Lender<B>>>,
 }
 
 /// An instance, known by what it lends.
@@ -231,7 +231,7 @@ impl<B: Backend> Lend<B::Lease> for Shared<B> {
     fn lend(&self) -> Option<Handed<B::Lease>> {
         // As in `LazyStart`: `lease()` runs under a read lock that only the task ever waits for.
         let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
-        slot.as_ref()?.lend()
+        slot.as_ref()?.lend_once()
     }
 
     fn name(&self) -> Arc<str> {

@@ -37,6 +37,8 @@ enum State {
     Uncounted,
     Unclaimed(Unclaimed),
     Claimed(Claim),
+    /// For one call, which takes the claim along: nothing is left to claim again with.
+    Once(Option<Claim>),
 }
 
 /// A place among those who wait for a yielding instance, if it has registered.
@@ -72,11 +74,12 @@ impl State {
         let next = match self {
             State::Uncounted => return None,
             State::Unclaimed(_) => panic!("a lease was called that is not ready"),
+            State::Once(claim) => return Some(claim.take().expect("a lease for one call")),
             State::Claimed(claim) => Self::unclaimed(claim.usage()),
         };
         match std::mem::replace(self, next) {
             State::Claimed(claim) => Some(claim),
-            State::Uncounted | State::Unclaimed(_) => None,
+            State::Uncounted | State::Unclaimed(_) | State::Once(_) => None,
         }
     }
 }
@@ -102,6 +105,20 @@ impl<S, H, P> Leased<S, H, P> {
         }
     }
 
+    /// A lease for one call: it costs one reference less.
+    pub(crate) fn once(service: S, usage: &Arc<Usage>, hold: H, not_use: P) -> Self {
+        let claim = match State::claim(usage) {
+            State::Claimed(claim) => State::Once(Some(claim)),
+            unclaimed => unclaimed,
+        };
+        Self {
+            service,
+            claim,
+            hold,
+            not_use,
+        }
+    }
+
     /// The service.
     pub const fn get_ref(&self) -> &S {
         &self.service
@@ -121,7 +138,8 @@ impl<S: Clone, H: Clone, P: Clone> Clone for Leased<S, H, P> {
             claim: match &self.claim {
                 State::Uncounted => State::Uncounted,
                 State::Unclaimed(unclaimed) => State::unclaimed(&unclaimed.usage),
-                State::Claimed(claim) => State::unclaimed(claim.usage()),
+                State::Claimed(claim) | State::Once(Some(claim)) => State::unclaimed(claim.usage()),
+                State::Once(None) => State::Once(None),
             },
             hold: self.hold.clone(),
             not_use: self.not_use.clone(),
@@ -144,11 +162,12 @@ where
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         match &mut self.claim {
             State::Uncounted => {}
-            State::Claimed(claim) => {
+            State::Claimed(claim) | State::Once(Some(claim)) => {
                 if claim.usage().look().is_dead() {
                     return Poll::Ready(Err(Error::new(ErrorKind::Evicted)));
                 }
             }
+            State::Once(None) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
             State::Unclaimed(Unclaimed { usage, key }) => {
                 match ready!(usage.poll_claim(key, cx.waker())) {
                     Ok(claim) => self.claim = State::Claimed(claim),
@@ -189,7 +208,10 @@ impl<S: fmt::Debug, H, P> fmt::Debug for Leased<S, H, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leased")
             .field("service", &self.service)
-            .field("claimed", &matches!(self.claim, State::Claimed(_)))
+            .field(
+                "claimed",
+                &matches!(self.claim, State::Claimed(_) | State::Once(Some(_))),
+            )
             .finish_non_exhaustive()
     }
 }

@@ -12,6 +12,8 @@ pub mod ceiling;
 #[cfg(feature = "coalesce")]
 #[cfg_attr(docsrs, doc(cfg(feature = "coalesce")))]
 pub mod coalesce;
+#[cfg(feature = "process")]
+mod counted;
 mod error;
 #[cfg(feature = "lazy-start")]
 mod group;

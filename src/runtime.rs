@@ -1,5 +1,7 @@
 //! `Runtime`: where time comes from and where background tasks go.
 
+#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{
     fmt,
     future::Future,
@@ -44,14 +46,11 @@ struct Inner {
     clock: Arc<dyn Recency>,
 }
 
-/// The default recency clock: the timer's own reading, since the runtime was made.
+/// The timer's own reading, since the runtime was made.
 struct TimerClock {
     timer: Arc<dyn Timer + Send + Sync>,
     origin: Instant,
 }
-
-/// A recency clock given by the user.
-struct UserClock<F>(F);
 
 impl Recency for TimerClock {
     fn now(&self) -> u64 {
@@ -59,9 +58,57 @@ impl Recency for TimerClock {
     }
 }
 
+/// A recency clock given by the user.
+struct UserClock<F>(F);
+
 impl<F: Fn() -> Duration + Send + Sync> Recency for UserClock<F> {
     fn now(&self) -> u64 {
         nanos((self.0)())
+    }
+}
+
+/// The system's coarse monotonic clock: a few milliseconds of resolution at a fifth of the cost.
+///
+/// A timer may run on a time of its own: tokio's does while it is paused for a test. Where a decision
+/// is made the two are compared, and once they have parted it is the timer's that counts.
+#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+struct CoarseClock {
+    timer: TimerClock,
+    origin: Duration,
+    parted: AtomicBool,
+}
+
+#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+impl CoarseClock {
+    /// How far a coarse reading may be from the timer's.
+    const SLACK: u64 = 100_000_000;
+
+    fn read() -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    }
+
+    fn coarse(&self) -> u64 {
+        nanos(Self::read().saturating_sub(self.origin))
+    }
+}
+
+#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+impl Recency for CoarseClock {
+    fn now(&self) -> u64 {
+        if self.parted.load(Ordering::Relaxed) {
+            self.timer.now()
+        } else {
+            self.coarse()
+        }
+    }
+
+    fn checked(&self) -> u64 {
+        let (coarse, exact) = (self.coarse(), self.timer.now());
+        if coarse.abs_diff(exact) > Self::SLACK {
+            self.parted.store(true, Ordering::Relaxed);
+        }
+        self.now()
     }
 }
 
@@ -102,7 +149,7 @@ impl Runtime {
     }
 
     /// tokio's timer and executor. Tasks are spawned on the runtime of the calling thread, so the
-    /// layers must be called from within one.
+    /// layers must be called from within one. Recency is stamped by the system's coarse clock.
     #[cfg(feature = "tokio")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
     pub fn tokio() -> Self {
@@ -110,13 +157,42 @@ impl Runtime {
             hyper_util::rt::TokioTimer::new(),
             hyper_util::rt::TokioExecutor::new(),
         )
+        .coarse()
     }
 
-    /// smol's timer and its global executor.
+    /// smol's timer and its global executor. Recency is stamped by the system's coarse clock.
     #[cfg(feature = "smol")]
     #[cfg_attr(docsrs, doc(cfg(feature = "smol")))]
     pub fn smol() -> Self {
-        Self::new(smol_hyper::rt::SmolTimer::new(), Global)
+        Self::new(smol_hyper::rt::SmolTimer::new(), Global).coarse()
+    }
+
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    fn coarse(self) -> Self {
+        #[cfg(target_os = "linux")]
+        {
+            let timer = TimerClock {
+                origin: self.inner.timer.now(),
+                timer: self.inner.timer.clone(),
+            };
+            self.with_clock(Arc::new(CoarseClock {
+                timer,
+                origin: CoarseClock::read(),
+                parted: AtomicBool::new(false),
+            }))
+        }
+        #[cfg(not(target_os = "linux"))]
+        self
+    }
+
+    fn with_clock(&self, clock: Arc<dyn Recency>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                timer: self.inner.timer.clone(),
+                executor: self.inner.executor.clone(),
+                clock,
+            }),
+        }
     }
 
     /// Stamps when a use ended with `clock` instead of the timer: a monotonic reading since any
@@ -128,13 +204,7 @@ impl Runtime {
     where
         F: Fn() -> Duration + Send + Sync + 'static,
     {
-        Self {
-            inner: Arc::new(Inner {
-                timer: self.inner.timer.clone(),
-                executor: self.inner.executor.clone(),
-                clock: Arc::new(UserClock(clock)),
-            }),
-        }
+        self.with_clock(Arc::new(UserClock(clock)))
     }
 
     /// The timer's now.

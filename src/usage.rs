@@ -49,7 +49,13 @@ const EPOCH: u64 = 1 << 32;
 
 /// The clock that stamps the end of a use, in nanoseconds since a fixed moment.
 pub(crate) trait Recency: Send + Sync {
+    /// Read at the end of every use, so it may be coarse.
     fn now(&self) -> u64;
+
+    /// Read where a decision is made.
+    fn checked(&self) -> u64 {
+        self.now()
+    }
 }
 
 /// Somebody who decides over instances, and knows each by a key.
@@ -168,7 +174,7 @@ impl Usage {
     pub(crate) fn new(clock: Arc<dyn Recency>) -> Arc<Self> {
         Arc::new(Self {
             word: AtomicU64::new(BORN),
-            ended: AtomicU64::new(clock.now()),
+            ended: AtomicU64::new(clock.checked()),
             clock,
             name: OnceLock::new(),
             notices: Mutex::new(Notices::default()),
@@ -194,7 +200,7 @@ impl Usage {
 
     /// The recency clock's now.
     pub(crate) fn now(&self) -> u64 {
-        self.clock.now()
+        self.clock.checked()
     }
 
     /// Claims the instance for one use.

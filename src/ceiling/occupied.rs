@@ -61,6 +61,10 @@ impl<B: Backend> Backend for Occupied<B> {
         self.get_ref().lease()
     }
 
+    fn lease_once(&self) -> B::Lease {
+        self.get_ref().lease_once()
+    }
+
     fn retired(&self) -> impl Future<Output = Retired> + Send + 'static {
         self.seat.owned();
         self.get_ref().retired()

@@ -58,7 +58,7 @@ impl Room {
     }
 
     fn with<R>(&self, change: impl FnOnce(&mut State, u64, &mut Out) -> R) -> R {
-        let now = self.clock.now();
+        let now = self.clock.checked();
         let mut out = Out::default();
         let result = change(&mut lock(&self.state), now, &mut out);
         out.done();
@@ -180,7 +180,7 @@ impl Place {
     }
 
     pub(super) fn now(&self) -> u64 {
-        self.room.clock.now()
+        self.room.clock.checked()
     }
 
     pub(super) fn look_again(&self) {

@@ -147,7 +147,7 @@ impl Registry {
     /// What there is to do; `waker` is woken when that changes.
     pub(super) fn next(&self, waker: &Waker) -> Next {
         let mut waker = Some(waker.clone());
-        let now = self.clock.now();
+        let now = self.clock.checked();
         let mut state = lock(&self.state);
         let next = match state.first_due(now) {
             Some(_) => Next::Due,
@@ -169,7 +169,7 @@ impl Registry {
 
     /// Closes what is due.
     pub(super) fn sweep(&self) -> (Vec<Retiree>, Vec<Arc<Gone>>) {
-        let now = self.clock.now();
+        let now = self.clock.checked();
         let (mut retired, mut gone, mut telling) = (Vec::new(), Vec::new(), Vec::new());
         let mut state = lock(&self.state);
         while let Some((id, look)) = state.first_due(now) {

@@ -173,6 +173,11 @@ where
         Leased::claimed(self.backend.lease(), &self.usage, hold, not_use)
     }
 
+    fn lease_once(&self) -> Self::Lease {
+        let (hold, not_use) = (self.hold.clone(), self.not_use.clone());
+        Leased::once(self.backend.lease_once(), &self.usage, hold, not_use)
+    }
+
     fn retired(&self) -> impl Future<Output = Retired> + Send + 'static {
         UntilRetired {
             usage: self.usage.clone(),

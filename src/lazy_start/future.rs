@@ -67,7 +67,7 @@ where
 {
     pub(crate) fn new(entrance: &Arc<dyn Entrance<L>>, request: Req, may_start: bool) -> Self {
         // A running instance whose lease is ready takes the call here, without a waker of anybody's.
-        let state = match entrance.borrow(None) {
+        let state = match entrance.borrow_once() {
             Borrowed::Lease(mut handed) => {
                 match handed.poll_ready(&mut Context::from_waker(Waker::noop())) {
                     Poll::Ready(Ok(())) => State::Calling(Calling::new(handed, request)),

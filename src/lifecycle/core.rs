@@ -12,7 +12,7 @@ use super::{
     control::Control,
     desk::{Desk, Halt, Supply},
     entrance::{Borrowed, Entrance, Joined, Remembered, Verdict, Waiting},
-    instance::Instance,
+    instance::{Handed, Lender},
     owner::Owner,
     status::{State, Status},
 };
@@ -41,7 +41,7 @@ pub(crate) struct Core<T, B: Backend> {
     pub(crate) config: Config,
     /// The running instance. Written by the owner only, and only under the desk's lock; so whoever
     /// holds that lock sees state and slot agree.
-    pub(crate) slot: RwLock<Option<Arc<Instance<B>>>>,
+    pub(crate) slot: RwLock<Option<Lender<B>>>,
     pub(crate) desk: Mutex<Desk<T, B>>,
     pub(crate) door: OnceLock<Weak<Door<T, B>>>,
     /// Told when the owner rests: nothing is alive, and nobody waits.
@@ -75,12 +75,16 @@ impl<T, B: Backend> Core<T, B> {
     /// The hot path. `lease()` runs under the slot's read lock, the one place where user code runs
     /// under a lock of ours: it saves a reference count per call, only the owner ever waits for
     /// readers, and a panic of it leaves a read lock whole.
-    pub(crate) fn borrow(&self, not: Option<u64>) -> Borrowed<B::Lease> {
+    pub(crate) fn borrow(
+        &self,
+        not: Option<u64>,
+        lend: impl FnOnce(&Lender<B>) -> Option<Handed<B::Lease>>,
+    ) -> Borrowed<B::Lease> {
         let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
         match slot.as_ref() {
-            Some(instance) if Some(instance.generation) != not => match instance.lend() {
+            Some(lender) if Some(lender.instance.generation) != not => match lend(lender) {
                 Some(handed) => Borrowed::Lease(handed),
-                None => Borrowed::Closed(instance.generation),
+                None => Borrowed::Closed(lender.instance.generation),
             },
             _ => Borrowed::Nothing,
         }
@@ -89,7 +93,7 @@ impl<T, B: Backend> Core<T, B> {
     /// The running instance's usage word.
     pub(crate) fn usage(&self) -> Option<Arc<Usage>> {
         let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
-        Some(slot.as_ref()?.usage.clone())
+        Some(slot.as_ref()?.instance.usage.clone())
     }
 
     /// Asks the owner to take the instance down: its lease failed to become ready.
@@ -145,14 +149,20 @@ impl<T, B: Backend> Core<T, B> {
 
     pub(crate) fn status(&self) -> Status {
         let now = self.runtime.now();
-        let usage = self.usage();
+        let (in_flight, usage) = {
+            let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
+            match slot.as_ref() {
+                Some(lender) => (Some(lender.in_flight()), lender.counted().cloned()),
+                None => (None, None),
+            }
+        };
         let desk = lock(&self.desk);
         Status {
             name: self.config.name.clone(),
             state: desk.shown(&self.config.policy, now),
             generation: desk.generation,
             since: now.saturating_duration_since(desk.since),
-            in_flight: usage.as_ref().map(|usage| usage.look().count()),
+            in_flight,
             last_use: usage
                 .as_ref()
                 .map(|usage| Duration::from_nanos(usage.now().saturating_sub(usage.ended()))),
@@ -213,12 +223,12 @@ where
     fn counted(&self, generation: u64) -> Option<Option<Arc<Usage>>> {
         let slot = self.core.slot.read();
         let slot = slot.unwrap_or_else(PoisonError::into_inner);
-        let instance = slot.as_ref()?;
-        (instance.generation == generation).then(|| instance.counted().cloned())
+        let lender = slot.as_ref()?;
+        (lender.instance.generation == generation).then(|| lender.counted().cloned())
     }
 
-    fn borrow(&self, not: Option<u64>) -> Borrowed<B::Lease> {
-        self.core.borrow(not)
+    fn borrow_once(&self) -> Borrowed<B::Lease> {
+        self.core.borrow(None, Lender::lend_once)
     }
 
     fn join(
@@ -229,7 +239,7 @@ where
         let core = self.core.clone();
         let config = &core.config;
         loop {
-            match core.borrow(not) {
+            match core.borrow(not, Lender::lend) {
                 Borrowed::Lease(handed) => return Ok(Joined::Lease(handed)),
                 Borrowed::Closed(generation) => not = Some(generation),
                 Borrowed::Nothing => {}

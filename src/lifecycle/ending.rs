@@ -10,7 +10,7 @@ use std::{
 
 use super::{instance::Instance, maker::Caught};
 use crate::{
-    backend::Backend,
+    backend::{Backend, Stopped},
     error::{BoxError, Error, ErrorKind},
     runtime::Runtime,
     usage::Usage,
@@ -39,6 +39,12 @@ pub(crate) async fn stop<B: Backend>(
 ) -> Result<(), Error> {
     let bound = bound.unwrap_or_else(|| instance.backend.stop_within());
     let stopped = within(runtime, bound, Caught::new(instance.backend.stop())).await;
+    if let Some(Ok(Stopped::WithTheLastLease)) = stopped {
+        // What a cut call still holds, the instance holds with it: room, for one.
+        let usage = instance.usage.clone();
+        usage.hold_until_drained(Box::new(instance));
+        return Ok(());
+    }
     match stopped {
         Some(Ok(_)) => Ok(()),
         Some(Err(panicked)) => Err(panicked),

@@ -25,8 +25,8 @@ pub(crate) trait Entrance<L>: Send + Sync {
     /// The word of instance `generation`, if it is the running one: `None` within where its leases
     /// do not count.
     fn counted(&self, generation: u64) -> Option<Option<Arc<Usage>>>;
-    /// A lease of the running instance, unless it is the one `not`.
-    fn borrow(&self, not: Option<u64>) -> Borrowed<L>;
+    /// A lease of the running instance, for one call.
+    fn borrow_once(&self) -> Borrowed<L>;
     /// A lease, or a place among those who wait for the next instance. The first of them starts it.
     fn join(self: Arc<Self>, not: Option<u64>, urgency: Urgency) -> Result<Joined<L>, Error>;
     /// The lease of `generation` failed to become ready.

@@ -17,23 +17,14 @@ use crate::{
     usage::Usage,
 };
 
-/// One started backend. Its owner and the published slot hold it, nobody else.
+/// One started backend. Its owner has it, and while it is published the slot.
 pub(crate) struct Instance<B> {
     pub(crate) backend: B,
     pub(crate) generation: u64,
     pub(crate) start: StartId,
-    /// The backend's own word, or one of ours if it does not count.
+    /// The backend's own word, or one of ours if its leases do not count themselves.
     pub(crate) usage: Arc<Usage>,
-    /// Whether the backend's leases count themselves.
     counted: bool,
-}
-
-/// A lease that was handed out, and whose it is.
-pub(crate) struct Handed<L> {
-    pub(crate) lease: L,
-    pub(crate) generation: u64,
-    /// The use, where the lease does not count itself.
-    pub(crate) busy: Busy,
 }
 
 impl<B: Backend> Instance<B> {
@@ -56,25 +47,68 @@ impl<B: Backend> Instance<B> {
             counted,
         })
     }
+}
 
-    /// A lease. `None` if this is known to be closed; a lease that counts itself tells when it is
-    /// asked whether it is ready.
-    pub(crate) fn lend(&self) -> Option<Handed<B::Lease>> {
-        let busy = if self.counted {
-            None
+/// What leases are lent from, until the instance is unpublished.
+pub(crate) struct Lender<B> {
+    pub(crate) instance: Arc<Instance<B>>,
+    /// Where leases do not count themselves, one use of our own word that all of them share: it lasts
+    /// as long as this or any of them, and a share costs what a reference does.
+    all: Busy,
+}
+
+/// A lease that was handed out, and whose it is.
+pub(crate) struct Handed<L> {
+    pub(crate) lease: L,
+    pub(crate) generation: u64,
+    /// The use, where the lease does not count itself.
+    pub(crate) busy: Busy,
+}
+
+impl<B: Backend> Lender<B> {
+    pub(crate) fn new(instance: Arc<Instance<B>>) -> Self {
+        let all = if instance.counted {
+            Busy::nothing()
         } else {
-            Some(self.usage.claim().ok()?)
+            Busy::shared(&instance.usage)
         };
+        Self { instance, all }
+    }
+
+    /// A lease. `None` if the instance is known to be closed; a lease that counts itself tells when
+    /// it is asked whether it is ready.
+    pub(crate) fn lend(&self) -> Option<Handed<B::Lease>> {
+        self.with(Backend::lease)
+    }
+
+    /// The same, for one call.
+    pub(crate) fn lend_once(&self) -> Option<Handed<B::Lease>> {
+        self.with(Backend::lease_once)
+    }
+
+    fn with(&self, lease: impl FnOnce(&B) -> B::Lease) -> Option<Handed<B::Lease>> {
+        let instance = &*self.instance;
+        if !instance.counted && instance.usage.look().is_closed() {
+            return None;
+        }
         Some(Handed {
-            lease: self.backend.lease(),
-            generation: self.generation,
-            busy: Busy::new(busy),
+            lease: lease(&instance.backend),
+            generation: instance.generation,
+            busy: self.all.again(),
         })
     }
 
     /// The word to claim for a use that outlasts the lease's own, if the lease counts.
     pub(crate) fn counted(&self) -> Option<&Arc<Usage>> {
-        self.counted.then_some(&self.usage)
+        self.instance.counted.then_some(&self.instance.usage)
+    }
+
+    /// Uses in progress.
+    pub(crate) fn in_flight(&self) -> u32 {
+        match self.all.others() {
+            Some(others) => others,
+            None => self.instance.usage.look().count(),
+        }
     }
 }
 

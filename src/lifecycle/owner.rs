@@ -12,7 +12,7 @@ use super::{
     attend::{Beside, Either, Look, attend},
     core::Core,
     desk::{Desk, Halt, Reload, Supply},
-    instance::Instance,
+    instance::{Instance, Lender},
     maker::Caught,
     reload::Reloaded,
     status::State,
@@ -220,10 +220,11 @@ where
     /// are made outside the lock; the slot is written in the critical section that finds nobody
     /// waiting, so nobody is left between the two.
     pub(super) fn publish(&mut self, instance: Arc<Instance<B>>) {
+        let lender = Lender::new(instance.clone());
         let lend = || {
-            instance
+            lender
                 .lend()
-                .expect("nobody can close it before it is published")
+                .expect("nobody can close what is not published")
         };
         let own = lend();
         let core = &*self.core;
@@ -240,7 +241,7 @@ where
                 desk.history.started();
                 let shown = desk.enter(State::Running, now);
                 let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
-                let old = slot.replace(instance.clone());
+                let old = slot.replace(lender);
                 drop(slot);
                 // An order that comes now finds the instance in the slot.
                 let idle_after = desk.idle_after;
@@ -386,13 +387,13 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         let reloads = mem::take(&mut desk.reloads);
         let owner = desk.owner.take();
         let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
-        let instance = slot.take();
+        let lender = slot.take();
         drop(slot);
         drop(desk);
-        if let Some(instance) = &instance {
-            instance.usage.close_now();
+        if let Some(lender) = &lender {
+            lender.instance.usage.close_now();
         }
-        drop((instance, self.current.take(), self.beside.take()));
+        drop((lender, self.current.take(), self.beside.take()));
         drop((owner, reloads, halted));
         told.wake();
         core.rests();

@@ -71,7 +71,7 @@ where
             }
         }
         // The calls that come meanwhile are served by the old one, so it must not be evicted.
-        let held = old.lend();
+        let held = old.usage.claim();
         let supply = self.supply.as_mut().expect("the owner has the supply");
         let began = core.runtime.now();
         let deadline = core.config.start_timeout.map(|timeout| began + timeout);

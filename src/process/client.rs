@@ -8,7 +8,8 @@ use super::{
     service::Http,
 };
 use crate::{
-    backend::{Backend, Counted, Retired, Stopped},
+    backend::{Backend, Retired, Stopped},
+    counted::Counted,
     http::UntilBodyEnd,
     lease::Leased,
     usage::Usage,

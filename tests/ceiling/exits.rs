@@ -1,13 +1,11 @@
 //! Every permit comes back exactly once, by whatever exit.
 
-use std::convert::Infallible;
-
-use tower::{Layer, ServiceExt, service_fn};
-use tower_on_demand::{Backend, CeilingLayer, DropToStop, State, Stopped, test_util};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_on_demand::{CeilingLayer, DropToStop, State, test_util};
 
 use crate::{
     common::{Host, error, is_done},
-    support::{World, ms, secs},
+    support::{Fake, World, ms, secs},
 };
 
 #[test]
@@ -135,54 +133,55 @@ fn e9_the_room_comes_back_when_the_stop_is_done_and_not_before() {
     host.over(vec![a, b]);
 }
 
+/// A maker whose instances are alive as long as any clone of their service is.
+fn made_of_clones(
+    world: &World,
+) -> impl Service<
+    String,
+    Response = DropToStop<std::sync::Arc<Fake>>,
+    Error = std::io::Error,
+    Future: Send,
+> + Clone
++ Send
++ 'static {
+    let maker = world.maker();
+    service_fn(move |name: String| {
+        let maker = maker.clone();
+        async move {
+            let fake = maker.oneshot(name).await?;
+            Ok(DropToStop::new(std::sync::Arc::new(fake)))
+        }
+    })
+}
+
 #[test]
 fn the_room_of_what_goes_with_its_last_lease_comes_back_with_it() {
     for counted in [false, true] {
         let (runtime, clock) = test_util::runtime(1);
         let world = World::new(&runtime);
         let ceiling = CeilingLayer::new(runtime.clone(), 1);
-        let (evictable, _idle_evict) =
-            tower_on_demand::IdleEvict::pair(runtime.clone(), tower_on_demand::UntilResponse);
-        let slow = {
-            let runtime = runtime.clone();
-            let maker = world.maker();
-            service_fn(move |name: String| {
-                let (runtime, maker) = (runtime.clone(), maker.clone());
-                async move {
-                    let fake = maker.oneshot(name).await.expect("it starts");
-                    let alive = std::sync::Arc::new(fake);
-                    let service = service_fn(move |takes: std::time::Duration| {
-                        let (runtime, alive) = (runtime.clone(), alive.clone());
-                        async move {
-                            runtime.sleep(takes).await;
-                            drop(alive);
-                            Ok::<_, Infallible>(())
-                        }
-                    });
-                    Ok::<_, Infallible>(DropToStop::new(service))
-                }
-            })
-        };
-        let occupied = ceiling.layer(slow);
+        let occupied = ceiling.layer(made_of_clones(&world));
+        let lazy = tower_on_demand::LazyStartLayer::new(runtime.clone(), "a".to_owned())
+            .drain_timeout(secs(1));
         macro_rules! check {
-            ($backend:expr) => {{
-                let backend = $backend.expect("there is room");
-                let call = clock.spawn(backend.lease().oneshot(secs(5)));
-                clock.run();
-                let stopped = clock.block_on(backend.stop());
-                assert_eq!(stopped, Stopped::WithTheLastLease);
-                drop(backend);
-                clock.advance(secs(4));
+            ($stack:expr) => {{
+                let stack = $stack;
+                let lent = clock.block_on(stack.lend()).expect("there is room");
+                clock.block_on(stack.handle().stop()).expect("stopped");
+                assert_eq!(clock.elapsed(), secs(1) + ms(10));
+                // The drain is over and the owner rests, but what was lent holds it all.
+                clock.advance(secs(60));
                 assert_eq!((ceiling.occupancy().used, world.alive()), (1, 1));
-                clock.advance(secs(1));
-                assert!(call.is_finished());
+                drop(lent);
                 assert_eq!((ceiling.occupancy().used, world.alive()), (0, 0));
             }};
         }
         if counted {
-            check!(clock.block_on(evictable.layer(occupied).oneshot("a".to_owned())));
+            let (evictable, _idle_evict) =
+                tower_on_demand::IdleEvict::pair(runtime, tower_on_demand::UntilResponse);
+            check!(lazy.layer(evictable.layer(occupied)));
         } else {
-            check!(clock.block_on(occupied.oneshot("a".to_owned())));
+            check!(lazy.layer(occupied));
         }
     }
 }

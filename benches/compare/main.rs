@@ -3,6 +3,8 @@
 //! `cargo bench --all-features --bench compare`. Each row is measured in rounds, ours and the reference
 //! in turn, and compares the medians, so that a noisy machine disturbs both alike.
 
+#![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+
 mod harness;
 mod running;
 

@@ -1,5 +1,7 @@
 //! Backends that exist only while somebody needs them, as tower layers for any async runtime.
 #![forbid(unsafe_code)]
+// Under loom only the modules it runs are built, by tests/loom.rs.
+#![cfg(not(on_demand_loom))]
 // The core serves whichever layers are built; with all of them, all of it is used.
 #![cfg_attr(not(feature = "full"), allow(dead_code))]
 #![cfg_attr(docsrs, feature(doc_cfg))]

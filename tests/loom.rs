@@ -1,0 +1,62 @@
+//! The places where interleavings are decided, run by loom through all of them.
+//!
+//! `RUSTFLAGS='--cfg on_demand_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --release --test loom`; without that
+//! flag there is nothing in here, and with it nothing in the library: the modules under test are compiled
+//! into this file, over loom's locks and atomics.
+#![cfg(on_demand_loom)]
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    dead_code,
+    unused_imports
+)]
+
+#[path = "../src/error.rs"]
+mod error;
+#[path = "../src/sync.rs"]
+mod sync;
+#[path = "../src/usage.rs"]
+mod usage;
+#[path = "../src/wakers.rs"]
+mod wakers;
+
+pub(crate) use error::{BoxError, Error, ErrorKind};
+
+mod ceiling {
+    #[path = "../../src/ceiling/holders.rs"]
+    mod holders;
+    #[path = "../loom/room.rs"]
+    mod model;
+    #[path = "../../src/ceiling/queue.rs"]
+    mod queue;
+    #[path = "../../src/ceiling/room.rs"]
+    mod room;
+    #[path = "../../src/ceiling/state.rs"]
+    mod state;
+    #[path = "../../src/ceiling/victims.rs"]
+    mod victims;
+}
+#[path = "loom/usage.rs"]
+mod usage_model;
+
+/// Helpers of the models.
+mod with {
+    use std::{future::poll_fn, task::Context, task::Poll};
+
+    pub(crate) use std::sync::Arc;
+
+    /// A clock that stands still.
+    pub(crate) struct Still;
+
+    impl crate::usage::Recency for Still {
+        fn now(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Runs a poll function to its end; a lost wake-up is a deadlock that loom reports.
+    pub(crate) fn until<T>(poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+        loom::future::block_on(poll_fn(poll))
+    }
+}

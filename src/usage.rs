@@ -70,7 +70,6 @@ pub(crate) trait Watch: Send + Sync {
     /// Whether the instance is pinned has changed.
     fn pinned(&self, key: u64);
     /// Its idle bound is to be `bound` from now on.
-    #[allow(dead_code)]
     fn set_idle_after(&self, key: u64, bound: Option<Duration>) {
         let _ = (key, bound);
     }

@@ -60,9 +60,21 @@ enum State<M, T, F> {
     Making {
         #[pin]
         future: F,
-        permit: Option<Arc<Permit>>,
+        held: Held,
     },
     Done,
+}
+
+/// The room of a start that makes. Whoever else keeps it for what the maker has left behind: unless an
+/// instance takes it over, it is on its way back from here on.
+struct Held(Option<Arc<Permit>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(permit) = self.0.take() {
+            permit.seat().leaving();
+        }
+    }
 }
 
 struct Waiting {
@@ -213,28 +225,25 @@ where
                             return Poll::Ready(Err(MakeError::Make(error)));
                         }
                     }
-                    let permit = permit.take().map(Arc::new);
+                    let held = Held(permit.take().map(Arc::new));
                     let (mut maker, target) = start.take().expect("admitted once");
                     let call = || match intent {
                         Some(intent) => intent.clone().scope(|| maker.call(target)),
                         None => maker.call(target),
                     };
-                    let future = match &permit {
+                    let future = match &held.0 {
                         Some(permit) => within_room(permit.clone(), call),
                         None => call(),
                     };
-                    this.state.set(State::Making { future, permit });
+                    this.state.set(State::Making { future, held });
                 }
-                StateProj::Making { future, permit } => {
-                    let result = ready!(future.poll(cx));
-                    let permit = permit.take().expect("made once");
-                    let result = match result {
-                        Ok(backend) => Ok(Occupied::new(backend, permit)),
-                        Err(error) => {
-                            this.state.set(State::Done);
-                            drop(permit);
-                            return Poll::Ready(Err(MakeError::Make(error)));
+                StateProj::Making { future, held } => {
+                    let result = match ready!(future.poll(cx)) {
+                        Ok(backend) => {
+                            let permit = held.0.take().expect("made once");
+                            Ok(Occupied::new(backend, permit))
                         }
+                        Err(error) => Err(MakeError::Make(error)),
                     };
                     this.state.set(State::Done);
                     return Poll::Ready(result);

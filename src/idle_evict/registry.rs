@@ -46,7 +46,6 @@ struct Entry {
     /// Never for age if `None`.
     bound: Option<u64>,
     /// By its layer, whatever its bound.
-    #[allow(dead_code)]
     pinned: bool,
     /// What it is filed for in `due`.
     due: Option<u64>,

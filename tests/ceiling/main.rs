@@ -5,6 +5,7 @@ mod common;
 mod exits;
 mod order;
 mod over;
+mod pools;
 mod refusals;
 mod streams;
 #[path = "../support/mod.rs"]

@@ -4,6 +4,7 @@
 mod age;
 mod bodies;
 mod common;
+mod reconnect;
 #[path = "../support/streams.rs"]
 mod streams;
 #[path = "../support/mod.rs"]

@@ -81,6 +81,13 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// The room it holds, if that is to be its successor's: held until all this is dropped, or a start
+    /// takes it over.
+    #[doc(hidden)]
+    fn room(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
+
     /// Keeps `what` until the instance holds nothing any more, for an owner who goes first; gives it
     /// back if it cannot tell when that is.
     #[doc(hidden)]
@@ -211,6 +218,10 @@ where
 
     fn usage(&self) -> Option<Arc<Usage>> {
         self.backend.usage()
+    }
+
+    fn room(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.backend.room()
     }
 
     fn keep_until_gone(&self, what: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {

@@ -150,6 +150,7 @@ where
             urgency: Urgency::Demand,
             start,
             replaces: None,
+            room: None,
         };
         MakeKept {
             making: intent.scope(|| self.maker.call(target)),

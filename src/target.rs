@@ -102,6 +102,8 @@ pub(crate) struct Intent {
     pub(crate) start: StartId,
     /// The start of the instance this one replaces while that still runs.
     pub(crate) replaces: Option<StartId>,
+    /// The room of an instance that is gone, for this one to take over.
+    pub(crate) room: Option<Room>,
 }
 
 /// Names a start.
@@ -138,6 +140,14 @@ thread_local! {
 /// that was killed, keeps a clone until it is: so a start that failed or was dropped does not make
 /// room for another while its remains are there.
 pub(crate) type Room = Arc<dyn Any + Send + Sync>;
+
+/// Looks through `room`, which may be that of several ceilings, for one of them.
+pub(crate) fn find_room<T>(room: &Room, find: &mut impl FnMut(&dyn Any) -> Option<T>) -> Option<T> {
+    match room.downcast_ref::<(Room, Room)>() {
+        Some((outer, inner)) => find_room(outer, find).or_else(|| find_room(inner, find)),
+        None => find(&**room),
+    }
+}
 
 /// The room of the start whose maker is being called on this thread.
 pub(crate) fn current_room() -> Option<Room> {

@@ -40,6 +40,8 @@ pub(super) struct Holder {
     pub(super) weight: u64,
     pub(super) class: Class,
     pub(super) start: Option<u64>,
+    /// Its room stays when it leaves: its successor is about to start.
+    reserved: bool,
     /// When it was admitted.
     pub(super) since: u64,
     /// How long, once ready, it is no victim; and until when.
@@ -103,6 +105,7 @@ impl Holders {
             weight,
             class: Class::Starting,
             start,
+            reserved: false,
             since: now,
             residency,
             fresh_until: 0,
@@ -117,7 +120,7 @@ impl Holders {
     pub(super) fn remove(&mut self, id: Id) -> Option<Holder> {
         self.set_class(id, Class::Leaving);
         let holder = self.all.remove(&id)?;
-        self.weights[Class::Leaving as usize] -= holder.weight;
+        self.weights[holder.class as usize] -= holder.weight;
         self.used -= holder.weight;
         self.since -= u128::from(holder.since);
         if let Some(start) = holder.start {
@@ -134,6 +137,13 @@ impl Holders {
             holder.usage = Some(usage);
             holder.offset = now.wrapping_sub(usage_now) as i64;
             holder.fresh_until = now.saturating_add(holder.residency);
+        }
+    }
+
+    pub(super) fn reserve(&mut self, id: Id) {
+        if let Some(holder) = self.all.get_mut(&id) {
+            holder.reserved = true;
+            self.set_class(id, Class::Leaving);
         }
     }
 
@@ -169,6 +179,10 @@ impl Holders {
     pub(super) fn set_class(&mut self, id: Id, class: Class) {
         let Some(holder) = self.all.get_mut(&id) else {
             return;
+        };
+        let class = match class {
+            Class::Leaving if holder.reserved => Class::Starting,
+            class => class,
         };
         match holder.class {
             Class::Fresh => self.fresh.remove(&(holder.key, id)),

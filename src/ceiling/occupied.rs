@@ -12,6 +12,7 @@ use super::room::{Permit, Seat};
 use crate::{
     backend::{Backend, Retired, Stopped},
     sync::lock,
+    target::Room,
     usage::Usage,
 };
 
@@ -97,6 +98,15 @@ impl<B: Backend> Backend for Occupied<B> {
 
     fn usage(&self) -> Option<Arc<Usage>> {
         self.get_ref().usage()
+    }
+
+    fn room(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        let permit = lock(&self.permit.0).clone()?;
+        self.seat.reserve();
+        Some(match self.get_ref().room() {
+            Some(inner) => Arc::new((permit as Room, inner)),
+            None => permit,
+        })
     }
 
     fn keep_until_gone(&self, what: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {

@@ -110,16 +110,7 @@ impl Room {
     }
 
     fn release(&self, id: Id) {
-        self.settled(|state, now, out| {
-            if let Some(holder) = state.holders.remove(id) {
-                let held = now.saturating_sub(holder.since);
-                state.residency = Some(match state.residency {
-                    Some(average) => average - average / 8 + held / 8,
-                    None => held,
-                });
-                out.gone.push(holder);
-            }
-        });
+        self.settled(|state, now, out| state.came_back(id, now, out));
     }
 }
 
@@ -232,6 +223,11 @@ impl Permit {
     pub(super) fn seat(&self) -> &Seat {
         &self.seat
     }
+
+    /// Its name, if it is of `room`.
+    pub(super) fn of(&self, room: &Arc<Room>) -> Option<Id> {
+        Arc::ptr_eq(&self.seat.room, room).then_some(self.seat.id)
+    }
 }
 
 impl Drop for Permit {
@@ -264,6 +260,12 @@ impl Seat {
             state.holders.count(self.id, usage.clone(), usage_now, now);
             state.file(self.id, now);
         });
+    }
+
+    /// The room is not on its way back when the instance is: it is its successor's.
+    pub(super) fn reserve(&self) {
+        self.room
+            .settled(|state, _, _| state.holders.reserve(self.id));
     }
 
     /// The instance is being stopped.

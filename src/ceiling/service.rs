@@ -13,13 +13,13 @@ use super::{
     future::ResponseFuture,
     layer::{Options, nanos},
     occupied::Occupied,
-    room::Room,
+    room::{Permit, Room},
     state::Ask,
     weight::{Fixed, Weigh},
 };
 use crate::{
     backend::Backend,
-    target::{Intent, Urgency},
+    target::{Intent, Urgency, find_room},
 };
 
 /// A maker that is called once there is room for what it makes: see
@@ -87,6 +87,14 @@ where
                 .as_ref()
                 .and_then(|intent| intent.replaces)
                 .map(|start| start.0),
+            takes: intent
+                .as_ref()
+                .and_then(|intent| intent.room.as_ref())
+                .and_then(|room| {
+                    find_room(room, &mut |room| {
+                        room.downcast_ref::<Permit>()?.of(&self.room)
+                    })
+                }),
             max_waiting: options.max_waiting,
             strict: options.strict,
             residency: nanos(options.min_residency),

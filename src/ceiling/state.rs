@@ -53,6 +53,8 @@ pub(super) struct Ask {
     pub(super) free_only: bool,
     pub(super) start: Option<u64>,
     pub(super) replaces: Option<u64>,
+    /// Room that is kept for it.
+    pub(super) takes: Option<Id>,
     pub(super) max_waiting: Option<usize>,
     pub(super) strict: bool,
     /// How long the instance, once ready, is not evicted for room.
@@ -104,6 +106,16 @@ impl State {
         if ask.weight > self.limit {
             return Err(never_fits(ask.weight, self.limit));
         }
+        if let Some(own) = ask.takes {
+            self.came_back(own, now, out);
+            if self.holders.used().saturating_add(ask.weight) <= self.limit {
+                let id = self
+                    .holders
+                    .admit(ask.weight, ask.start, ask.residency, now);
+                self.settle(now, out);
+                return Ok(Ok(id));
+            }
+        }
         let full = ask.max_waiting.filter(|max| self.queue.len() >= *max);
         let key = self.queue.join(ask.first, |rank| Waiter {
             start: ask.start,
@@ -137,6 +149,19 @@ impl State {
         drop(self.queue.leave(key));
         self.settle(now, out);
         Err(refused)
+    }
+
+    /// Room came back; the instance is gone.
+    pub(super) fn came_back(&mut self, id: Id, now: u64, out: &mut Out) {
+        let Some(holder) = self.holders.remove(id) else {
+            return;
+        };
+        let held = now.saturating_sub(holder.since);
+        self.residency = Some(match self.residency {
+            Some(average) => average - average / 8 + held / 8,
+            None => held,
+        });
+        out.gone.push(holder);
     }
 
     /// Does all that can be done now: back under the limit, grants, room for those in line.

@@ -198,6 +198,12 @@ where
         Some(self.usage.clone())
     }
 
+    fn room(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        // Whose instance may be stopped for room has no room of its own.
+        let pinned = self.usage.look().is_pinned();
+        if pinned { self.backend.room() } else { None }
+    }
+
     fn keep_until_gone(&self, what: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
         self.backend.keep_until_gone(what)
     }

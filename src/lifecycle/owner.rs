@@ -21,7 +21,7 @@ use crate::{
     backend::{Backend, Retired},
     error::{BoxError, Clock, Error, ErrorKind},
     sync::lock,
-    target::{Intent, StartId, Urgency},
+    target::{Intent, Room, StartId, Urgency},
     usage::Eviction,
     wakers::WakeList,
 };
@@ -38,6 +38,8 @@ pub(crate) struct Owner<T: Clone + Send + 'static, B: Backend> {
     pub(super) beside: Beside,
     /// It crashed, or could not be started again, and must keep running.
     pub(super) restarting: bool,
+    /// The room of the instance that crashed, for the next one.
+    pub(super) room: Option<Room>,
 }
 
 /// How an instance's life came to its end.
@@ -75,6 +77,7 @@ where
             current: None,
             beside: None,
             restarting: false,
+            room: None,
         }
     }
 
@@ -107,8 +110,8 @@ where
         // Those who asked for it may all have left before it began; a restart nobody asked for.
         desk.cancelled &= !self.restarting;
         let urgency = match desk.urgency() {
+            _ if self.restarting => Urgency::Restart,
             Some(urgency) => urgency,
-            None if self.restarting => Urgency::Restart,
             None => Urgency::Demand,
         };
         // One wait per start, begun with the first who waits, be it for the old one's end.
@@ -130,7 +133,10 @@ where
         let core = self.core.clone();
         let supply = self.supply.as_mut().expect("the owner has the supply");
         let deadline = core.config.start_timeout.map(|timeout| began + timeout);
-        let intent = self::intent(&core, urgency, None);
+        let intent = Intent {
+            room: self.room.take(),
+            ..self::intent(&core, urgency, None)
+        };
         let start = intent.start;
         let making = supply.maker.make(supply.target.clone(), intent);
         let made = attend(&core, &mut self.beside, making, |desk, now| {
@@ -336,6 +342,7 @@ pub(super) fn intent<T, B: Backend>(
         urgency,
         start: StartId::next(),
         replaces,
+        room: None,
     }
 }
 

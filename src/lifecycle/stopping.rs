@@ -78,9 +78,14 @@ where
                 }
             }
         }
+        if self.restarting {
+            self.room = instance.backend.room();
+        }
         let bound = core.config.stop_timeout;
         let stopped = ending::stop(&core.runtime, instance, bound);
         if let Either::Done(Err(error)) = self.attend_waiters(stopped, false).await {
+            // What did not stop may be there still.
+            self.room = None;
             let error = error.of(core.config.name.clone());
             let old = lock(&core.desk).last_error.replace(error);
             drop(old);
@@ -154,6 +159,7 @@ where
             }
         }
         let restarting = self.restarting && desk.keep_running && !desk.is_held_down();
+        let room = self.room.take_if(|_| !restarting);
         if matches!(next, Next::Rest) && restarting {
             let seed = (
                 core.config.name.clone(),
@@ -174,7 +180,7 @@ where
         }
         drop(desk);
         told.wake();
-        drop(stale);
+        drop((stale, room));
         for done in halted {
             let _ = done.send(());
         }

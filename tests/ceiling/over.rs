@@ -149,46 +149,94 @@ fn s43_starters_in_line_that_can_never_fit_any_more_are_refused_and_a_higher_lim
     host.over(vec![busy, heavy, light]);
 }
 
+fn kept(host: &Host, pinned: bool) -> Stack {
+    host.stack_with("kept", |it| {
+        it.lazy = it.lazy.clone().keep_running().backoff(secs(3), secs(3));
+        it.evictable = it.evictable.clone().pinned(pinned);
+    })
+}
+
+/// The starts that began after the first `skip`, in order.
+fn started(host: &Host, skip: usize) -> Vec<String> {
+    let log = host.world.log();
+    let starts = log.iter().filter_map(|line| line.split_once(" start "));
+    starts.skip(skip).map(|(_, name)| name.to_owned()).collect()
+}
+
 #[test]
 fn s44_what_is_pinned_and_kept_running_is_restarted_before_all_who_wait() {
-    for seed in 0..20 {
+    for (seed, short_life) in [(1, false), (2, true), (3, false), (4, true)] {
         let host = Host::new(seed, 2);
-        let kept = host.stack_with("kept", |it| {
-            it.lazy = it.lazy.clone().keep_running().backoff(ms(1), ms(1));
-            it.evictable = it.evictable.clone().pinned(true);
-        });
+        let kept = kept(&host, true);
         host.served(&kept, ms(1));
         let other = host.stack("other");
-        let long = host.call(&other, secs(20));
-        host.clock.advance(secs(2));
+        let long = host.call(&other, secs(50));
+        host.clock
+            .advance(if short_life { secs(1) } else { secs(40) });
         let stacks: Vec<_> = (0..20).map(|n| host.stack(&format!("b{n}"))).collect();
         let calls: Vec<_> = stacks
             .iter()
-            .map(|stack| host.call(stack, secs(1)))
+            .map(|stack| host.call(stack, ms(10)))
             .collect();
         host.clock.run();
         assert_eq!(host.ceiling.occupancy().waiting, 20);
+        // After a short life it waits a little before it is started again; its room is not another's
+        // meanwhile.
         host.world.kill("kept");
-        host.clock.run();
-        // Its room went to the first in line at once: it was free.
-        host.clock.advance(secs(1));
-        host.clock.advance(ms(100));
-        let served = |n: usize| host.world.saw(&format!("b{n}")).answered;
-        assert_eq!((0..20).map(served).sum::<u64>(), 1);
-        // The next room is the kept one's.
-        assert_eq!(
-            host.world.saw("kept").alive,
-            1,
-            "seed {seed}: {:#?}",
-            host.world.log()
-        );
+        host.clock.advance(secs(4));
+        assert_eq!(started(&host, 2), ["kept"]);
+        assert_eq!(kept.status().restarts, 1);
         for call in calls {
             host.clock.block_on(call).expect("it is served");
         }
         host.clock.block_on(long).expect("it is served");
-        assert_eq!(host.world.peak(), 2);
+        assert_eq!((host.world.saw("kept").begun, host.world.peak()), (2, 2));
         let mut stacks = stacks;
         stacks.extend([kept, other]);
         host.over(stacks);
     }
+}
+
+#[test]
+fn the_room_kept_for_a_restart_comes_back_when_there_is_none() {
+    let host = Host::new(1, 1);
+    let (kept, handle) = host.pair_with("kept", |it| {
+        it.lazy = it.lazy.clone().keep_running().backoff(secs(3), secs(3));
+        it.evictable = it.evictable.clone().pinned(true);
+    });
+    host.served(&kept, ms(1));
+    let a = host.stack_with("a", |it| it.ceiling = it.ceiling.clone().strict());
+    let call = host.call(&a, ms(1));
+    host.clock.run();
+    host.world.kill("kept");
+    host.clock.advance(secs(1));
+    let room = host.ceiling.occupancy();
+    assert_eq!((room.used, room.stopping, host.world.alive()), (1, 0, 0));
+    assert!(!is_done(&call));
+    host.clock.block_on(handle.stop()).expect("it stays down");
+    host.clock.block_on(call).expect("the room is free");
+    drop(handle);
+    host.over(vec![kept, a]);
+}
+
+#[test]
+fn what_is_kept_running_but_not_pinned_queues_like_everybody() {
+    let host = Host::new(1, 1);
+    let kept = kept(&host, false);
+    let stacks: Vec<_> = ["a", "b"].map(|name| host.stack(name)).into();
+    let busy = host.call(&kept, secs(100));
+    host.clock.advance(secs(40));
+    let calls: Vec<_> = stacks
+        .iter()
+        .map(|stack| host.call(stack, ms(10)))
+        .collect();
+    host.clock.run();
+    host.world.kill("kept");
+    host.clock.advance(secs(4));
+    assert_eq!(started(&host, 1)[..2].len(), 2);
+    assert!(calls.iter().all(is_done));
+    drop(busy);
+    let mut stacks = stacks;
+    stacks.push(kept);
+    host.over(stacks);
 }

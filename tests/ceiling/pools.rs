@@ -92,10 +92,9 @@ fn a_refusal_passes_through_a_pool_with_its_numbers() {
         .block_on(pool.call("a".to_owned()))
         .expect("there is room");
     let before = clock.elapsed();
-    let refused = clock
-        .block_on(pool.call("b".to_owned()))
-        .err()
-        .expect("there is none");
+    let Err(refused) = clock.block_on(pool.call("b".to_owned())) else {
+        panic!("there is no room");
+    };
     assert_eq!(clock.elapsed() - before, secs(3));
     assert!(format!("{refused:?}").contains("NoRoom"), "{refused:?}");
     drop(held);

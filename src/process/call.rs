@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind};
 /// How long an error waits for the end of its child to be seen.
 const KNOWN: Duration = Duration::from_millis(100);
 
-/// The response future of [`Http`]. Dropping it ends the call: with HTTP/1.1 its connection is
+/// The response future of [`Http`](super::Http). Dropping it ends the call: with HTTP/1.1 its connection is
 /// closed, with HTTP/2 its stream is reset.
 #[must_use = "futures do nothing unless polled"]
 pub struct Calling {

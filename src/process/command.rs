@@ -168,7 +168,8 @@ impl Command {
         self
     }
 
-    /// The time from one readiness probe to the next (50 ms), and the bound of each (1 s).
+    /// The time from one readiness probe to the next (50 ms; at first, less), and the bound of each
+    /// (1 s).
     ///
     /// A probe that is refused ends at once, so the child is known to be ready at most `every`
     /// after it is; one that hangs delays the next until `within` is over.

@@ -13,6 +13,9 @@ use super::{
 };
 use crate::error::{BoxError, Error, ErrorKind};
 
+/// The time from the first readiness probe to the second; it doubles up to the one that is set.
+const FIRST: Duration = Duration::from_millis(2);
+
 /// Why a child is not ready.
 pub(super) enum NotReady {
     Ended,
@@ -40,6 +43,8 @@ pub(super) async fn until_ready(
     // A socket that the host opened is nobody else's.
     let mut verified = command.any_listener || command.listen.is_handed();
     let mut last = None;
+    // A child that is quick is found to be ready quickly.
+    let mut every = FIRST.min(command.probe_every);
     loop {
         let began = Instant::now();
         let bound = (began + command.probe_within).min(deadline);
@@ -69,7 +74,8 @@ pub(super) async fn until_ready(
         if Instant::now() >= deadline {
             return Err(NotReady::Late(last));
         }
-        sleep_until((began + command.probe_every).min(deadline)).await;
+        sleep_until((began + every).min(deadline)).await;
+        every = (every * 2).min(command.probe_every);
     }
 }
 
@@ -138,7 +144,7 @@ pub(super) async fn watch(alive: Alive, within: Duration, protocol: Protocol, pr
         biased;
         _ = ended => {}
         error = probes => process.fell_sick(
-            Error::new(ErrorKind::Died).of(process.name()).because(format!("{} probes failed in a row, the last: {error}", alive.failures)).seen(process.output().told()),
+            Error::new(ErrorKind::Died).of(process.name()).because(format!("it is unhealthy: {} probes failed in a row, the last: {error}", alive.failures)).seen(process.output().told()),
         ),
     }
 }

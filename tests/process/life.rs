@@ -32,11 +32,7 @@ fn ms(ms: u64) -> Duration {
 async fn s33_stopping_a_wrapper_shell_ends_its_whole_group() {
     let _test = Test::begins();
     // The shell dies of SIGTERM at once, its child takes its time, or for ever.
-    for (term, least, most) in [
-        ("", 0, 900),
-        ("term=600", 600, 1500),
-        ("term=never", 1000, 3000),
-    ] {
+    for (term, least) in [("", 0), ("term=600", 600), ("term=never", 1000)] {
         let log = Log::new();
         let role = format!("at={{address}} {term} log={}", log.path());
         let command = by_shell("wrapped", &role, r#""$@" & wait"#).grace(ms(1000));
@@ -50,7 +46,7 @@ async fn s33_stopping_a_wrapper_shell_ends_its_whole_group() {
         let took = began.elapsed();
         assert!(!exists(pid) && group(pid).is_empty() && !runs(server));
         assert!(took >= ms(least), "its grace is the group's: {took:?}");
-        assert!(took < ms(most) + ms(500), "{took:?}");
+        assert!(took < ms(1000 + 2000), "grace, kill and a second: {took:?}");
         let ended = log.who("end").len();
         assert_eq!(ended, usize::from(term == "term=600"));
     }

@@ -252,7 +252,7 @@ impl<B: Backend> Keeper<B> {
     async fn run(mut self, released: oneshot::Receiver<()>) {
         let instance = self.instance.clone().expect("it was just made");
         let died = {
-            let mut retired = pin!(Caught::new(instance.backend.retired()));
+            let mut retired = pin!(Caught::call(|| instance.backend.retired()));
             let mut released = pin!(released);
             poll_fn(|cx| {
                 if let Poll::Ready(retired) = retired.as_mut().poll(cx) {
@@ -270,7 +270,7 @@ impl<B: Backend> Keeper<B> {
         if died {
             instance.usage.close_dead();
         } else {
-            ending::drain(runtime, &instance.usage, None).await;
+            ending::drain(runtime, &instance.usage, || None).await;
         }
         // What did not stop as it should is dropped all the same.
         let _ = ending::stop(runtime, instance, self.settings.stop_timeout).await;

@@ -144,6 +144,22 @@ impl<K: Eq + Hash, L> Map<K, L> {
         }
     }
 
+    /// Somebody has the entry who may never start it, and who tells nobody when he lets go of it: it
+    /// is looked at again.
+    pub(super) fn watch(&self, entry: &Arc<Entry<K, L>>) {
+        let mut inner = lock(&self.inner);
+        if !entry.queued.swap(true, Ordering::Relaxed) {
+            inner.resting.push_back(entry.clone());
+        }
+    }
+
+    /// A call was refused before it waited: if it was the first of its key, nothing is left of it.
+    pub(super) fn refused(&self, entry: Arc<Entry<K, L>>) {
+        let place = entry.place;
+        drop(entry);
+        self.rested(place);
+    }
+
     /// The backend at `place` rests. Forgets it, or keeps it to be looked at again.
     pub(super) fn rested(&self, place: Place) {
         let now = self.runtime.now();

@@ -48,6 +48,7 @@ impl<K: Eq + Hash, L, I> Keyed<K, L, I> {
     /// `Unknown` where there is no target for it, `TooManyKeys` where it would be one too many.
     pub fn handle(&self, key: K) -> Result<Handle, Error> {
         let entry = self.entry(key)?;
+        self.map.watch(&entry);
         Ok(Handle::of(entry.entrance.clone().control()))
     }
 
@@ -86,7 +87,13 @@ where
             None => Err(Error::new(ErrorKind::Unknown)),
         };
         match found {
-            Ok(entry) => ResponseFuture::new(&entry.entrance, request, true),
+            Ok(entry) => {
+                let future = ResponseFuture::new(&entry.entrance, request, true);
+                if future.has_failed() {
+                    self.map.refused(entry);
+                }
+                future
+            }
             Err(error) => ResponseFuture::failed(error),
         }
     }

@@ -100,6 +100,10 @@ impl<L: Service<Req>, Req> ResponseFuture<L, Req> {
             state: State::Failed(error),
         }
     }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self.state, State::Failed(_))
+    }
 }
 
 impl<L: Service<Req>, Req> State<L, Req> {
@@ -123,7 +127,8 @@ impl<L: Service<Req>, Req> State<L, Req> {
     }
 
     /// The instance was retired before it took the call: the very same request goes to another
-    /// generation. An error other than `Evicted` tells the owner that this one is broken.
+    /// generation. If it is not closed, its owner hears that it is broken: then the error, be it
+    /// `Evicted`, is of something beneath.
     fn again(
         entrance: &Arc<dyn Entrance<L>>,
         request: Req,
@@ -134,9 +139,7 @@ impl<L: Service<Req>, Req> State<L, Req> {
     ) -> Self {
         let error = error.of(entrance.name());
         let evicted = matches!(error.kind(), ErrorKind::Evicted);
-        if !evicted {
-            entrance.distrust(generation, error.clone());
-        }
+        entrance.distrust(generation, error.clone());
         if !may_start {
             return State::Failed(if evicted {
                 not_running(entrance)

@@ -140,15 +140,14 @@ impl<T, P> LazyStartLayer<T, P> {
     /// eviction, starts the count anew. Default: 100 ms, 30 s.
     #[must_use]
     pub fn backoff(mut self, first: Duration, longest: Duration) -> Self {
-        self.config.policy.first = first;
-        self.config.policy.longest = longest.max(first);
+        self.config.policy.set_backoff(first, longest);
         self
     }
 
     /// Refuses starts while the last `most` crashes are all younger than `per`. Default: no bound.
     #[must_use]
     pub fn restart_budget(mut self, most: u32, per: Duration) -> Self {
-        self.config.policy.budget = Some((most, per));
+        self.config.policy.set_budget(most, per);
         self
     }
 

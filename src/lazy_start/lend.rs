@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    mem,
     ops::{Deref, DerefMut},
     pin::Pin,
     sync::Arc,
@@ -17,7 +18,7 @@ use crate::{
         instance::Handed,
     },
     target::Urgency,
-    usage::Usage,
+    usage::{Refused, Usage},
 };
 
 /// A lease to keep: the backend is in use, and stays, until it is dropped.
@@ -83,20 +84,23 @@ enum State<L> {
     /// Any instance but this one.
     Asking(Option<u64>),
     Waiting(Waiting<L>),
-    /// A lease, and a place among those who wait while its instance yields.
-    Claiming(Option<Handed<L>>, Place),
+    /// A lease, to be claimed.
+    Claiming(Option<Handed<L>>, Arc<Usage>),
+    /// A place among those who wait while the instance yields. It holds nothing of the instance, which
+    /// yields when nobody uses it any more.
+    Yielding(Place, u64),
+    Lent(Handed<L>),
+    Done,
 }
 
 struct Place {
-    usage: Option<Arc<Usage>>,
+    usage: Arc<Usage>,
     key: Option<usize>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(usage) = &self.usage {
-            usage.forget_claim(&mut self.key);
-        }
+        self.usage.forget_claim(&mut self.key);
     }
 }
 
@@ -112,7 +116,8 @@ impl<L> Lending<L> {
 impl<L> State<L> {
     fn claiming(entrance: &Arc<dyn Entrance<L>>, handed: Handed<L>) -> Self {
         match entrance.counted(handed.generation) {
-            Some(usage) => State::Claiming(Some(handed), Place { usage, key: None }),
+            Some(Some(usage)) => State::Claiming(Some(handed), usage),
+            Some(None) => State::Lent(handed),
             // It is not the running one any more.
             None => State::Asking(Some(handed.generation)),
         }
@@ -137,26 +142,42 @@ impl<L> Future for Lending<L> {
                     let handed = ready!(Pin::new(waiting).poll(cx))?;
                     State::claiming(&this.entrance, handed)
                 }
-                State::Claiming(handed, place) => {
-                    let claim = match &place.usage {
-                        None => None,
-                        Some(usage) => Some(ready!(usage.poll_claim(&mut place.key, cx.waker()))),
-                    };
-                    let handed = handed.take().expect("polled after it was done");
-                    let busy = match claim {
-                        None => handed.busy,
-                        Some(Ok(claim)) => Busy::new(Some(claim)),
-                        // Retired before it was ours: the next one, which somebody starts.
-                        Some(Err(_)) => {
-                            this.state = State::Asking(Some(handed.generation));
-                            continue;
+                State::Claiming(handed, usage) => {
+                    let handed = handed.take().expect("it is there until it is claimed");
+                    match usage.claim() {
+                        Ok(claim) => State::Lent(Handed {
+                            busy: Busy::new(Some(claim)),
+                            ..handed
+                        }),
+                        Err(Refused::Yielding) => {
+                            let place = Place {
+                                usage: usage.clone(),
+                                key: None,
+                            };
+                            State::Yielding(place, handed.generation)
                         }
-                    };
-                    return Poll::Ready(Ok(Lent {
-                        lease: handed.lease,
-                        _busy: busy,
-                    }));
+                        // Retired before it was ours: the next one, which somebody starts.
+                        Err(Refused::Closed) => State::Asking(Some(handed.generation)),
+                    }
                 }
+                State::Yielding(place, generation) => {
+                    let Place { usage, key } = place;
+                    match ready!(usage.poll_claim(key, cx.waker())) {
+                        // It serves on. The claim was only to see that.
+                        Ok(_) => State::Asking(None),
+                        Err(_) => State::Asking(Some(*generation)),
+                    }
+                }
+                State::Lent(_) => match mem::replace(&mut this.state, State::Done) {
+                    State::Lent(handed) => {
+                        return Poll::Ready(Ok(Lent {
+                            lease: handed.lease,
+                            _busy: handed.busy,
+                        }));
+                    }
+                    _ => unreachable!("it was lent"),
+                },
+                State::Done => panic!("polled after it was done"),
             };
         }
     }

@@ -10,6 +10,10 @@ use std::{
 const FIRST: Duration = Duration::from_millis(100);
 /// The longest window, and how long an instance must live for its life to count as a good one.
 const LONGEST: Duration = Duration::from_secs(30);
+/// The shortest pause after anything that went wrong, so that no restart is tried without end.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// Beyond this no window is told from another, and no clock overflows.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// How a backend's failed starts and crashes bound its next starts.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +22,17 @@ pub(crate) struct Policy {
     pub(crate) longest: Duration,
     /// At most so many crashes within the time.
     pub(crate) budget: Option<(u32, Duration)>,
+}
+
+impl Policy {
+    pub(crate) fn set_backoff(&mut self, first: Duration, longest: Duration) {
+        self.first = first.min(FOR_EVER);
+        self.longest = longest.max(first).min(FOR_EVER);
+    }
+
+    pub(crate) fn set_budget(&mut self, most: u32, per: Duration) {
+        self.budget = Some((most, per.min(FOR_EVER)));
+    }
 }
 
 impl Default for Policy {
@@ -37,6 +52,10 @@ pub(crate) struct History {
     failed: u32,
     /// Lives in a row that ended in a crash before they were good.
     short_lives: u32,
+    /// Restarts in a row that were refused: no room, say.
+    refused: u32,
+    /// How often it was all forgotten.
+    resets: u32,
     /// No start before.
     until: Option<Instant>,
     /// The latest crashes, oldest first, as many as the budget allows.
@@ -90,6 +109,12 @@ impl History {
     /// A start succeeded.
     pub(crate) fn started(&mut self) {
         self.until = None;
+        self.refused = 0;
+    }
+
+    /// A restart was refused. That is no failure, but it is not tried again at once.
+    pub(crate) fn restart_refused(&mut self) {
+        self.refused = self.refused.saturating_add(1);
     }
 
     /// An instance crashed after `lived`.
@@ -115,17 +140,24 @@ impl History {
 
     /// How long what must keep running waits before it is started again.
     pub(crate) fn restart_after(&self, policy: &Policy, now: Instant, seed: impl Hash) -> Duration {
-        let crashed = match self.short_lives {
+        let pause = match self.short_lives.max(self.refused).max(self.failed) {
             0 => Duration::ZERO,
-            lives => window(policy, lives, seed),
+            times => window(policy, times, seed).max(SHORTEST),
         };
-        let refused = self.check(policy, now).err().map(|not_yet| not_yet.left);
-        crashed.max(refused.unwrap_or_default())
+        let not_yet = self.check(policy, now).err().map(|not_yet| not_yet.left);
+        pause.max(not_yet.unwrap_or_default())
     }
 
     /// Forgets everything.
     pub(crate) fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            resets: self.resets.wrapping_add(1),
+            ..Self::default()
+        };
+    }
+
+    pub(crate) fn resets(&self) -> u32 {
+        self.resets
     }
 }
 

@@ -6,10 +6,11 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_channel::oneshot;
+use hyper::rt::Sleep;
 
 use super::{
     core::{Core, Door, wake},
@@ -63,7 +64,7 @@ where
     fn halt(&self, halt: Halt, unload: bool, target: Option<T>) -> oneshot::Receiver<()> {
         let (done, halted) = oneshot::channel();
         let mut old = None;
-        self.core.halt(halt, |desk| {
+        self.core.halt(halt, None, |desk| {
             desk.halted.push(done);
             desk.unloaded |= unload;
             if target.is_some() {
@@ -203,7 +204,12 @@ where
         let there = desk.shown(&self.core.config.policy, now) == state;
         let key = (!there).then(|| desk.watch(state));
         drop(desk);
-        Box::pin(Until { door: self, key })
+        Box::pin(Until {
+            door: self,
+            state,
+            key,
+            sleep: None,
+        })
     }
 }
 
@@ -223,9 +229,8 @@ where
 
     fn shut_down(&self, drain: Option<Duration>) -> oneshot::Receiver<()> {
         let (done, halted) = oneshot::channel();
-        self.halt(Halt::Stop, |desk| {
+        self.halt(Halt::Stop, drain, |desk| {
             desk.shut_down = true;
-            desk.drain = drain.or(desk.drain);
             desk.halted.push(done);
         });
         halted
@@ -235,21 +240,50 @@ where
 /// Resolves when a state is reached, however short.
 struct Until<T, B: Backend> {
     door: Arc<Door<T, B>>,
+    state: State,
     /// `None`: it was there already.
     key: Option<usize>,
+    /// Until the end of a backoff window, which makes it stopped without anybody's doing.
+    sleep: Option<(Instant, Pin<Box<dyn Sleep>>)>,
 }
 
 impl<T, B: Backend> Future for Until<T, B> {
     type Output = ();
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(key) = self.key else {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let Some(key) = this.key else {
             return Poll::Ready(());
         };
-        let waker = cx.waker().clone();
-        let (seen, old) = lock(&self.door.core.desk).watched(key, waker);
-        drop(old);
-        if seen { Poll::Ready(()) } else { Poll::Pending }
+        let core = &*this.door.core;
+        loop {
+            let (now, waker) = (core.runtime.now(), cx.waker().clone());
+            let mut desk = lock(&core.desk);
+            let (seen, old) = desk.watched(key, waker);
+            let backing_off = desk.state == State::BackingOff && this.state == State::Stopped;
+            let over = match desk.history.check(&core.config.policy, now) {
+                Err(not_yet) if backing_off => now.checked_add(not_yet.left),
+                Ok(()) | Err(_) => None,
+            };
+            let stopped = backing_off && desk.shown(&core.config.policy, now) == State::Stopped;
+            drop(desk);
+            drop(old);
+            if seen || stopped {
+                return Poll::Ready(());
+            }
+            let Some(over) = over else {
+                this.sleep = None;
+                return Poll::Pending;
+            };
+            let sleep = match &mut this.sleep {
+                Some((until, sleep)) if *until == over => sleep,
+                sleep => &mut sleep.insert((over, core.runtime.sleep_until(over))).1,
+            };
+            if sleep.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            this.sleep = None;
+        }
     }
 }
 

@@ -98,6 +98,10 @@ impl<T, B: Backend> Core<T, B> {
 
     /// Asks the owner to take the instance down: its lease failed to become ready.
     pub(crate) fn distrust(&self, generation: u64, error: Error) {
+        // One that is closed is on its way down already.
+        if self.usage().is_some_and(|usage| usage.look().is_closed()) {
+            return;
+        }
         let mut desk = lock(&self.desk);
         if desk.state != State::Running || desk.generation != generation {
             return;
@@ -109,11 +113,22 @@ impl<T, B: Backend> Core<T, B> {
         wake(owner);
     }
 
-    /// Asks the owner to bring it down. In flight: as the halt and `drain` say.
-    pub(crate) fn halt(&self, halt: Halt, change: impl FnOnce(&mut Desk<T, B>)) {
+    /// Asks the owner to bring it down. The calls in flight have `drain`, from now.
+    pub(crate) fn halt(
+        &self,
+        halt: Halt,
+        drain: Option<Duration>,
+        change: impl FnOnce(&mut Desk<T, B>),
+    ) {
         let usage = self.usage();
+        let drain = drain.unwrap_or(self.config.drain_timeout);
+        let until = self.runtime.now().checked_add(drain);
         let mut desk = lock(&self.desk);
         change(&mut desk);
+        desk.drain_until = match (desk.drain_until, until) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
         let owner = desk.order_halt(halt);
         let mut told = WakeList::default();
         let mut done = Vec::new();
@@ -141,10 +156,14 @@ impl<T, B: Backend> Core<T, B> {
         }
     }
 
-    /// How long the calls in flight have when it is brought down.
-    pub(crate) fn drain_bound(&self) -> Duration {
-        let ordered = lock(&self.desk).drain;
-        ordered.unwrap_or(self.config.drain_timeout)
+    /// Until when the calls in flight have while it is brought down by order.
+    pub(crate) fn drain_until(&self) -> Option<Instant> {
+        lock(&self.desk).drain_until
+    }
+
+    /// When a start that began at `began` is late.
+    pub(crate) fn start_deadline(&self, began: Instant) -> Option<Instant> {
+        began.checked_add(self.config.start_timeout?)
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -257,7 +276,11 @@ where
                 Some(_) => desk.enter(State::Starting, now),
                 None => WakeList::default(),
             };
-            let owner = desk.owner.take();
+            // The first who waits sets the clock, and ends a pause.
+            let owner = match desk.waiting() {
+                1 => desk.owner.take(),
+                _ => None,
+            };
             drop(desk);
             told.wake();
             wake(owner);

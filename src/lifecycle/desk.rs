@@ -81,8 +81,8 @@ pub(crate) struct Desk<T, B: Backend> {
     pub(crate) waiting_since: Option<Instant>,
     pub(crate) halt: Option<Halt>,
     pub(crate) halted: Vec<oneshot::Sender<()>>,
-    /// How long the calls in flight have, if this halt's orderer says so.
-    pub(crate) drain: Option<Duration>,
+    /// Until when the calls in flight have, by the halts that say so.
+    pub(crate) drain_until: Option<Instant>,
     pub(crate) reloads: VecDeque<Reload<T>>,
     pub(crate) next_target: Option<T>,
     /// All who waited have left a start that is to be cancelled then.
@@ -138,7 +138,7 @@ impl<T, B: Backend> Desk<T, B> {
             waiting_since: None,
             halt: None,
             halted: Vec::new(),
-            drain: None,
+            drain_until: None,
             reloads: VecDeque::new(),
             next_target: None,
             cancelled: false,
@@ -255,6 +255,19 @@ impl<T, B: Backend> Desk<T, B> {
         wake
     }
 
+    /// Tells `error` to one of those who wait for `generation`.
+    pub(crate) fn tell_one(&mut self, generation: u64, error: Error) -> WakeList {
+        let mut wake = WakeList::default();
+        let first = self.open(generation).next();
+        if let Some(key) = first {
+            let entry = &mut self.tickets[key];
+            entry.outcome = Some(Err(error));
+            wake.push(entry.waker.take());
+            self.one_less();
+        }
+        wake
+    }
+
     /// Tells `error` to all who wait and for whom `which` holds.
     pub(crate) fn tell(&mut self, error: &Error, which: impl Fn(Urgency) -> bool) -> WakeList {
         let mut wake = WakeList::default();
@@ -341,7 +354,7 @@ impl<T, B: Backend> Desk<T, B> {
     /// What was ordered is done: those who ordered it, to be told.
     pub(crate) fn halt_done(&mut self) -> Vec<oneshot::Sender<()>> {
         self.halt = None;
-        self.drain = None;
+        self.drain_until = None;
         mem::take(&mut self.halted)
     }
 }

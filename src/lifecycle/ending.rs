@@ -5,8 +5,10 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use hyper::rt::Sleep;
 
 use super::{instance::Instance, maker::Caught};
 use crate::{
@@ -16,19 +18,35 @@ use crate::{
     usage::Usage,
 };
 
-/// Closes the instance and waits until its last use has ended. Those still in flight after `bound`
-/// are cut.
-pub(crate) async fn drain(runtime: &Runtime, usage: &Arc<Usage>, bound: Option<Duration>) {
+/// Closes the instance and waits until its last use has ended. Those still in flight at `until` are
+/// cut; it is asked whenever this is polled.
+pub(crate) async fn drain(
+    runtime: &Runtime,
+    usage: &Arc<Usage>,
+    until: impl Fn() -> Option<Instant>,
+) {
     usage.close_now();
-    let drained = drained(usage.clone());
-    match bound {
-        None => drained.await,
-        Some(bound) => {
-            if within(runtime, bound, drained).await.is_none() {
-                usage.cut();
-            }
+    let mut drained = pin!(drained(usage.clone()));
+    let mut timer: Option<(Instant, Pin<Box<dyn Sleep>>)> = None;
+    poll_fn(|cx| {
+        if drained.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
         }
-    }
+        let Some(until) = until() else {
+            timer = None;
+            return Poll::Pending;
+        };
+        let sleep = match &mut timer {
+            Some((set, sleep)) if *set == until => sleep,
+            _ => &mut timer.insert((until, runtime.sleep_until(until))).1,
+        };
+        if sleep.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        usage.cut();
+        Poll::Ready(())
+    })
+    .await;
 }
 
 /// Stops the instance and drops it. The error is for the status: it did not stop as it should.
@@ -38,7 +56,7 @@ pub(crate) async fn stop<B: Backend>(
     bound: Option<Duration>,
 ) -> Result<(), Error> {
     let bound = bound.unwrap_or_else(|| instance.backend.stop_within());
-    let stopped = within(runtime, bound, Caught::new(instance.backend.stop())).await;
+    let stopped = within(runtime, bound, Caught::call(|| instance.backend.stop())).await;
     if let Some(Ok(Stopped::WithTheLastLease)) = stopped {
         // What a cut call still holds, the instance holds with it: room, for one.
         let usage = instance.usage.clone();

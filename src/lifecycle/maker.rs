@@ -49,12 +49,24 @@ where
 }
 
 /// A future of user code whose panic is an error of ours.
-#[pin_project]
-pub(crate) struct Caught<F>(#[pin] F);
+#[pin_project(project = CaughtProj)]
+pub(crate) enum Caught<F> {
+    Future(#[pin] F),
+    /// It was not even made.
+    Panicked(Option<Error>),
+}
 
 impl<F> Caught<F> {
     pub(crate) fn new(future: F) -> Self {
-        Self(future)
+        Caught::Future(future)
+    }
+
+    /// The future that `make` gives, whose panic is caught as well.
+    pub(crate) fn call(make: impl FnOnce() -> F) -> Self {
+        match catch_unwind(AssertUnwindSafe(make)) {
+            Ok(future) => Caught::Future(future),
+            Err(panic) => Caught::Panicked(Some(panicked(&*panic))),
+        }
     }
 }
 
@@ -62,7 +74,13 @@ impl<F: Future> Future for Caught<F> {
     type Output = Result<F::Output, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let future = self.project().0;
+        let future = match self.project() {
+            CaughtProj::Future(future) => future,
+            CaughtProj::Panicked(error) => {
+                let error = error.take().expect("polled after it was done");
+                return Poll::Ready(Err(error));
+            }
+        };
         match catch_unwind(AssertUnwindSafe(|| future.poll(cx))) {
             Ok(poll) => poll.map(Ok),
             Err(panic) => Poll::Ready(Err(panicked(&*panic))),

@@ -2,6 +2,7 @@
 
 use std::{
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{Arc, PoisonError},
     thread,
@@ -12,8 +13,8 @@ use super::{
     attend::{Beside, Either, Look, attend},
     core::Core,
     desk::{Desk, Halt, Reload, Supply},
-    instance::{Instance, Lender},
-    maker::Caught,
+    instance::{Handed, Instance, Lender},
+    maker::{Caught, panicked},
     reload::Reloaded,
     status::State,
 };
@@ -25,6 +26,9 @@ use crate::{
     usage::Eviction,
     wakers::WakeList,
 };
+
+/// An instance, and the owner's own lease of it: from "ready" to "used" it is busy.
+pub(super) type Made<B> = (Lender<B>, Handed<<B as Backend>::Lease>);
 
 /// Owns a backend from the moment somebody asked for it until it holds nothing any more.
 ///
@@ -84,18 +88,24 @@ where
     /// The story.
     pub(crate) async fn run(mut self) {
         loop {
-            if let Some(instance) = self.start().await {
-                self.publish(instance);
+            if let Some((lender, own)) = self.start().await {
+                self.publish(lender, own);
                 let end = self.live().await;
                 self.unpublish(&end);
                 self.end(end).await;
             }
-            match self.next() {
-                Next::Start => {}
-                Next::StartAfter(pause) => self.pause(pause).await,
-                Next::Rest => {
-                    self.core.rests();
-                    return;
+            loop {
+                match self.next() {
+                    Next::Start => break,
+                    Next::StartAfter(pause) => {
+                        if self.pause(pause).await {
+                            break;
+                        }
+                    }
+                    Next::Rest => {
+                        self.core.rests();
+                        return;
+                    }
                 }
             }
         }
@@ -109,10 +119,11 @@ where
         let mut desk = lock(&self.core.desk);
         // Those who asked for it may all have left before it began; a restart nobody asked for.
         desk.cancelled &= !self.restarting;
-        let urgency = match desk.urgency() {
-            _ if self.restarting => Urgency::Restart,
-            Some(urgency) => urgency,
-            None => Urgency::Demand,
+        // A restart stays one when callers come to wait for it.
+        let urgency = if self.restarting {
+            Urgency::Restart
+        } else {
+            desk.urgency().unwrap_or_default()
         };
         // One wait per start, begun with the first who waits, be it for the old one's end.
         let began = desk.waiting_since.unwrap_or(now);
@@ -128,31 +139,48 @@ where
     }
 
     /// Waits for admission and makes. A start that fails is told to all who wait now.
-    async fn start(&mut self) -> Option<Arc<Instance<B>>> {
+    async fn start(&mut self) -> Option<Made<B>> {
         let (urgency, began) = self.begin();
         let core = self.core.clone();
         let supply = self.supply.as_mut().expect("the owner has the supply");
-        let deadline = core.config.start_timeout.map(|timeout| began + timeout);
-        let intent = Intent {
-            room: self.room.take(),
-            ..self::intent(&core, urgency, None)
-        };
-        let start = intent.start;
-        let making = supply.maker.make(supply.target.clone(), intent);
-        let made = attend(&core, &mut self.beside, making, |desk, now| {
+        let deadline = core.start_deadline(began);
+        let restarting = self.restarting;
+        let look = |desk: &mut Desk<T, B>, now| {
             if desk.must_stop() {
                 Look::Act(Left::Halted)
-            } else if desk.cancelled {
+            } else if desk.cancelled && !restarting {
                 Look::Act(Left::Cancelled)
             } else if deadline.is_some_and(|deadline| deadline <= now) {
                 Look::Act(Left::TimedOut)
             } else {
                 Look::GoOn(deadline)
             }
-        })
-        .await;
+        };
+        // What was ordered before it began asks nothing of the maker.
+        let before = look(&mut lock(&core.desk), core.runtime.now());
+        let made = match before {
+            Look::Act(left) => Either::Act(left),
+            Look::GoOn(_) => {
+                let intent = Intent {
+                    room: self.room.take(),
+                    ..self::intent(&core, urgency, None)
+                };
+                let start = intent.start;
+                let making = supply.maker.make(supply.target.clone(), intent);
+                match attend(&core, &mut self.beside, making, look).await {
+                    Either::Done(made) => Either::Done(made.map(|backend| (backend, start))),
+                    Either::Act(left) => Either::Act(left),
+                }
+            }
+        };
         match made {
-            Either::Done(Ok(backend)) => return Some(self.instance(backend, start)),
+            Either::Done(Ok((backend, start))) => match self.instance(backend, start) {
+                Ok(made) => return Some(made),
+                Err((instance, error)) => {
+                    self.failed(error, urgency);
+                    self.discard(instance).await;
+                }
+            },
             Either::Done(Err(error)) => self.failed(error, urgency),
             Either::Act(Left::TimedOut) => {
                 let timeout = Error::new(ErrorKind::StartTimeout {
@@ -168,11 +196,22 @@ where
         None
     }
 
-    pub(super) fn instance(&self, backend: B, start: StartId) -> Arc<Instance<B>> {
+    /// A started backend as the next generation, with the owner's own lease of it. One that cannot
+    /// lend comes back with its error.
+    pub(super) fn instance(
+        &self,
+        backend: B,
+        start: StartId,
+    ) -> Result<Made<B>, (Arc<Instance<B>>, Error)> {
         let core = &*self.core;
         let generation = lock(&core.desk).generation + 1;
         let name = core.config.name.clone();
-        Instance::new(backend, generation, start, &core.runtime, name)
+        let instance = Instance::new(backend, generation, start, &core.runtime, name);
+        let lender = Lender::new(instance);
+        match lend(&lender) {
+            Ok(own) => Ok((lender, own)),
+            Err(error) => Err((lender.instance, error)),
+        }
     }
 
     /// Starting → Stopped or BackingOff.
@@ -187,6 +226,9 @@ where
             told = desk.tell(&error, |asked| {
                 asked == urgency || urgency != Urgency::FreeOnly
             });
+            if self.restarting {
+                desk.history.restart_refused();
+            }
         } else {
             let seed = (
                 core.config.name.clone(),
@@ -225,14 +267,8 @@ where
     /// the instance is busy, so no starter that waits for room can take it from its callers. Leases
     /// are made outside the lock; the slot is written in the critical section that finds nobody
     /// waiting, so nobody is left between the two.
-    pub(super) fn publish(&mut self, instance: Arc<Instance<B>>) {
-        let lender = Lender::new(instance.clone());
-        let lend = || {
-            lender
-                .lend()
-                .expect("nobody can close what is not published")
-        };
-        let own = lend();
+    pub(super) fn publish(&mut self, lender: Lender<B>, own: Handed<B::Lease>) {
+        let instance = lender.instance.clone();
         let core = &*self.core;
         let now = core.runtime.now();
         let mut leases = Vec::new();
@@ -262,7 +298,17 @@ where
             }
             drop(desk);
             told.wake();
-            leases.extend((0..more).map(|_| lend()));
+            for _ in 0..more {
+                match lend(&lender) {
+                    Ok(lease) => leases.push(lease),
+                    // As on the way of a call: whose lease it is has the panic.
+                    Err(error) => {
+                        let error = error.of(core.config.name.clone());
+                        let told = lock(&core.desk).tell_one(instance.generation, error);
+                        told.wake();
+                    }
+                }
+            }
         }
         self.restarting = false;
         self.current = Some(instance);
@@ -284,7 +330,7 @@ where
         loop {
             let instance = self.current.clone().expect("it was published");
             let generation = instance.generation;
-            let mut retired = pin!(Caught::new(instance.backend.retired()));
+            let mut retired = pin!(Caught::call(|| instance.backend.retired()));
             loop {
                 let told = attend(&core, &mut self.beside, retired.as_mut(), |desk, _| {
                     if desk.must_stop() {
@@ -314,6 +360,14 @@ where
                 }
             }
         }
+    }
+}
+
+/// A lease of an instance that nobody can have closed yet, or its `lease()`'s panic.
+fn lend<B: Backend>(lender: &Lender<B>) -> Result<Handed<B::Lease>, Error> {
+    match catch_unwind(AssertUnwindSafe(|| lender.lend())) {
+        Ok(handed) => Ok(handed.expect("nobody can close it before it is published")),
+        Err(panic) => Err(panicked(&*panic)),
     }
 }
 
@@ -385,22 +439,27 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
             Error::new(ErrorKind::ShutDown).because(why)
         }
         .of(core.config.name.clone());
-        let now = core.runtime.now();
         let mut desk = lock(&core.desk);
-        let mut told = desk.enter(State::Stopped, now);
+        let shown = desk.enter(State::Stopping, core.runtime.now());
+        let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
+        let lender = slot.take();
+        drop(slot);
+        drop(desk);
+        shown.wake();
+        if let Some(lender) = &lender {
+            lender.instance.usage.close_now();
+        }
+        // What is dropped is the user's. Its panic must not keep the news from those who wait.
+        let held = (lender, self.current.take(), self.beside.take());
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(held)));
+        let mut desk = lock(&core.desk);
+        let mut told = desk.enter(State::Stopped, core.runtime.now());
         told.extend(desk.tell(&error, |_| true));
         desk.supply = Some(supply);
         let halted = desk.halt_done();
         let reloads = mem::take(&mut desk.reloads);
         let owner = desk.owner.take();
-        let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
-        let lender = slot.take();
-        drop(slot);
         drop(desk);
-        if let Some(lender) = &lender {
-            lender.instance.usage.close_now();
-        }
-        drop((lender, self.current.take(), self.beside.take()));
         drop((owner, reloads, halted));
         told.wake();
         core.rests();

@@ -74,7 +74,7 @@ where
         let held = old.usage.claim();
         let supply = self.supply.as_mut().expect("the owner has the supply");
         let began = core.runtime.now();
-        let deadline = core.config.start_timeout.map(|timeout| began + timeout);
+        let deadline = core.start_deadline(began);
         let intent = intent(&core, Urgency::Demand, Some(old.start));
         let start = intent.start;
         let next = target.clone().unwrap_or_else(|| supply.target.clone());
@@ -98,11 +98,18 @@ where
         drop(making);
         match made {
             Either::Done(Either::Done(Ok(backend))) => {
+                let (lender, own) = match self.instance(backend, start) {
+                    Ok(made) => made,
+                    Err((instance, error)) => {
+                        answer(Err(error));
+                        self.discard(instance).await;
+                        return Reloaded::Unchanged;
+                    }
+                };
                 if let Some(target) = target {
                     self.supply.as_mut().expect("it is here").target = target;
                 }
-                let instance = self.instance(backend, start);
-                self.publish(instance);
+                self.publish(lender, own);
                 lock(&core.desk).counts.reloads += 1;
                 drop(held);
                 self.beside = Some(Box::pin(replaced(core.clone(), old)));
@@ -142,7 +149,13 @@ where
     T: Clone + Send + 'static,
     B: Backend,
 {
-    ending::drain(&core.runtime, &old.usage, Some(core.config.drain_timeout)).await;
+    // What is ordered of the new one while this drains bounds it as well.
+    let bound = core.runtime.now().checked_add(core.config.drain_timeout);
+    let until = || match (bound, core.drain_until()) {
+        (Some(bound), Some(ordered)) => Some(bound.min(ordered)),
+        (bound, ordered) => bound.or(ordered),
+    };
+    ending::drain(&core.runtime, &old.usage, until).await;
     let bound = core.config.stop_timeout;
     if let Err(error) = ending::stop(&core.runtime, old, bound).await {
         let error = error.of(core.config.name.clone());

@@ -4,7 +4,7 @@ use std::{
     future::{Future, pending},
     mem,
     pin::pin,
-    sync::PoisonError,
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -12,6 +12,7 @@ use super::{
     attend::{Either, Look, attend},
     desk::{Halt, refused},
     ending,
+    instance::Instance,
     owner::{End, Next, Owner},
     status::State,
 };
@@ -67,63 +68,55 @@ where
         if matches!(end, End::Died(_)) {
             instance.usage.close_dead();
         } else {
-            let mut bounded = false;
-            loop {
-                let bound = bounded.then(|| core.drain_bound());
-                let drained = ending::drain(&core.runtime, &instance.usage, bound);
-                // An order to stop bounds a drain that had no bound.
-                match self.attend_waiters(drained, !bounded).await {
-                    Either::Done(()) => break,
-                    Either::Act(()) => bounded = true,
-                }
-            }
+            // Only orders bound it, also those that come while it drains.
+            let until = || core.drain_until();
+            let drained = ending::drain(&core.runtime, &instance.usage, until);
+            self.attend_waiters(drained).await;
         }
         if self.restarting {
             self.room = instance.backend.room();
         }
+        self.discard(instance).await;
+        if let Some(last) = self.beside.take() {
+            self.attend_waiters(last).await;
+        }
+    }
+
+    /// Stops and drops an instance that nobody uses any more.
+    pub(super) async fn discard(&mut self, instance: Arc<Instance<B>>) {
+        let core = self.core.clone();
         let bound = core.config.stop_timeout;
         let stopped = ending::stop(&core.runtime, instance, bound);
-        if let Either::Done(Err(error)) = self.attend_waiters(stopped, false).await {
+        if let Err(error) = self.attend_waiters(stopped).await {
             // What did not stop may be there still.
             self.room = None;
             let error = error.of(core.config.name.clone());
             let old = lock(&core.desk).last_error.replace(error);
             drop(old);
         }
-        if let Some(last) = self.beside.take() {
-            self.attend_waiters(last, false).await;
-        }
     }
 
-    /// Awaits `work`. Those who wait for the next instance are told when their time is up; if
-    /// `halts` matters, an order to stop ends it.
-    async fn attend_waiters<W: Future>(&mut self, work: W, halts: bool) -> Either<W::Output, ()> {
+    /// Awaits `work`. Those who wait for the next instance are told when their time is up.
+    async fn attend_waiters<W: Future>(&mut self, work: W) -> W::Output {
         let core = self.core.clone();
-        let timeout = core.config.start_timeout;
         let late = Error::new(ErrorKind::StartTimeout {
             clock: Clock::StartTimeout,
-            after: timeout.unwrap_or_default(),
+            after: core.config.start_timeout.unwrap_or_default(),
         })
         .of(core.config.name.clone());
         let mut work = pin!(work);
         loop {
             let looked = attend(&core, &mut self.beside, work.as_mut(), |desk, now| {
-                if halts && desk.must_stop() && desk.halt != Some(Halt::Abandoned) {
-                    return Look::Act(None);
-                }
-                let deadline = desk.waiting_since.and_then(|since| Some(since + timeout?));
-                match deadline {
-                    Some(deadline) if deadline <= now => {
-                        Look::Act(Some(desk.tell(&late, |_| true)))
-                    }
+                let since = desk.waiting_since;
+                match since.and_then(|since| core.start_deadline(since)) {
+                    Some(deadline) if deadline <= now => Look::Act(desk.tell(&late, |_| true)),
                     deadline => Look::GoOn(deadline),
                 }
             })
             .await;
             match looked {
-                Either::Done(done) => return Either::Done(done),
-                Either::Act(None) => return Either::Act(()),
-                Either::Act(Some(told)) => told.wake(),
+                Either::Done(done) => return done,
+                Either::Act(told) => told.wake(),
             }
         }
     }
@@ -175,7 +168,9 @@ where
             };
             told.extend(desk.enter(state, now));
             desk.supply = self.supply.take();
-        } else if desk.state == State::Stopping {
+        } else if desk.state == State::Stopping
+            || (desk.state == State::Starting && matches!(next, Next::StartAfter(_)))
+        {
             told.extend(desk.enter(State::Stopped, now));
         }
         drop(desk);
@@ -187,25 +182,32 @@ where
         // Nothing runs that could be replaced: they find the next start as they want it.
         for reload in reloads {
             if let Some(target) = reload.target {
-                lock(&core.desk).next_target = Some(target);
+                let old = lock(&core.desk).next_target.replace(target);
+                drop(old);
             }
             drop(reload.done.send(Ok(())));
         }
         next
     }
 
-    /// Waits before a crashed backend that must keep running is started again. A call ends the wait.
-    pub(super) async fn pause(&mut self, pause: Duration) {
+    /// Waits before a crashed backend that must keep running is started again. True if it is time;
+    /// a call, an order or a reset ends the wait before: then see what is [next](Self::next).
+    pub(super) async fn pause(&mut self, pause: Duration) -> bool {
         let core = self.core.clone();
-        let until = core.runtime.now() + pause;
-        let _ = attend(&core, &mut self.beside, pending::<()>(), |desk, now| {
-            let over = until <= now || desk.must_stop() || desk.waiting() > 0;
-            if over || !desk.keep_running {
-                Look::Act(())
+        let until = core.runtime.now().checked_add(pause);
+        let resets = lock(&core.desk).history.resets();
+        let looked = attend(&core, &mut self.beside, pending::<()>(), |desk, now| {
+            if desk.must_stop() || !desk.keep_running || desk.waiting() > 0 {
+                Look::Act(false)
+            } else if until.is_some_and(|until| until <= now) {
+                Look::Act(true)
+            } else if desk.history.resets() != resets {
+                Look::Act(false)
             } else {
-                Look::GoOn(Some(until))
+                Look::GoOn(until)
             }
         })
         .await;
+        matches!(looked, Either::Act(true))
     }
 }

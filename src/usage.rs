@@ -452,8 +452,12 @@ impl Usage {
     /// The end of one use.
     fn release(self: &Arc<Self>, moves_recency: bool) {
         if moves_recency {
-            // Before the count falls: whoever sees the instance idle sees since when.
-            self.ended.store(self.clock.now(), Ordering::Relaxed);
+            // Before the count falls: whoever sees the instance idle sees since when. A release that was
+            // held up since it read the clock does not set back what a later one has stamped.
+            let now = self.clock.now();
+            if self.ended.load(Ordering::Relaxed) < now {
+                self.ended.store(now, Ordering::Relaxed);
+            }
         }
         let mut word = self.word.load(Ordering::Relaxed);
         loop {

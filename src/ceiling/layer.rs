@@ -12,7 +12,7 @@ use super::{
     room::Room,
     service::Ceiling,
     state::Occupancy,
-    weight::{Fixed, Unweighed},
+    weight::{By, Fixed, SaysWeight, Unweighed},
 };
 use crate::{runtime::Runtime, usage::Recency};
 
@@ -26,6 +26,24 @@ use crate::{runtime::Runtime, usage::Recency};
 ///
 /// The limit belongs to the layer and is shared by its clones; the options belong to the clone they are
 /// set on, so each stack can have its own.
+///
+/// # Order
+///
+/// Starts are served in the order in which they asked. One that is heavy holds up lighter ones behind
+/// it until it fits or gives up: otherwise it might never be served. Room that comes back is handed to
+/// the first in line there and then, by an event, never found by polling. What is pinned and kept running
+/// (`LazyStartLayer::keep_running`) keeps its room through a crash, and goes before all others.
+///
+/// # Victims
+///
+/// An instance is stopped for room only if it is idle, and only if what is idle suffices for the first in
+/// line; the one whose last use ended first goes first. Never stopped are pinned ones, those that nobody has used yet, those whose
+/// uses nobody counts (a stack without `IdleEvict`), and those of other ceilings; they count all the same.
+///
+/// # Under other parts
+///
+/// It works under anything that calls makers, hyper-util's pools for one, with `KeepLayer` on top. A
+/// stack with two ceilings takes room of the outer one first and holds it while it waits for the other.
 ///
 /// ```
 /// # #[cfg(feature = "tokio")] {
@@ -88,6 +106,33 @@ impl CeilingLayer {
 impl CeilingLayer<Unweighed> {
     /// As [`CeilingLayer::new`], for limits that are not head counts (MiB, say): a stack that does not
     /// say what it weighs, by [`weight`](Self::weight) or [`weigh`](Self::weigh), does not compile.
+    ///
+    /// ```
+    /// # use std::{convert::Infallible, future::ready};
+    /// # use tower::{Layer, Service, service_fn};
+    /// # use tower_on_demand::{CeilingLayer, DropToStop, Runtime};
+    /// # fn example(runtime: Runtime) {
+    /// # let maker = service_fn(|_: String| ready(Ok::<_, Infallible>(DropToStop::new(()))));
+    /// let memory = CeilingLayer::weighed(runtime, 4096);
+    /// let mut small = memory.clone().weight(150).layer(maker);
+    /// let mut by_name = memory.weigh(|name: &String| if name == "index" { 2048 } else { 256 }).layer(maker);
+    /// let _ = small.call("echo".to_owned());
+    /// # let _ = by_name.call("index".to_owned());
+    /// # }
+    /// ```
+    ///
+    /// This one forgot:
+    ///
+    /// ```compile_fail,E0599
+    /// # use std::{convert::Infallible, future::ready};
+    /// # use tower::{Layer, Service, service_fn};
+    /// # use tower_on_demand::{CeilingLayer, DropToStop, Runtime};
+    /// # fn example(runtime: Runtime) {
+    /// # let maker = service_fn(|_: String| ready(Ok::<_, Infallible>(DropToStop::new(()))));
+    /// let memory = CeilingLayer::weighed(runtime, 4096);
+    /// let _ = tower::ServiceBuilder::new().layer(memory).service(maker);
+    /// # }
+    /// ```
     pub fn weighed(runtime: Runtime, limit: u64) -> Self {
         Self::with(runtime, limit, Unweighed)
     }
@@ -119,14 +164,18 @@ impl<W> CeilingLayer<W> {
     /// [`NeverFits`](crate::ErrorKind::NeverFits), and nothing is stopped for it.
     #[must_use]
     pub fn weight(self, weight: u64) -> CeilingLayer<Fixed> {
-        self.weigh(Fixed(weight))
+        self.weighing(Fixed(weight))
     }
 
     /// A start weighs what `weigh` says of its target: any `Fn(&Target) -> u64`.
     ///
     /// It is asked once per start, outside of all locks.
     #[must_use]
-    pub fn weigh<V>(self, weigh: V) -> CeilingLayer<V> {
+    pub fn weigh<F>(self, weigh: F) -> CeilingLayer<By<F>> {
+        self.weighing(By(weigh))
+    }
+
+    fn weighing<V>(self, weigh: V) -> CeilingLayer<V> {
         let options = self.options;
         CeilingLayer {
             room: self.room,
@@ -212,7 +261,7 @@ impl<W> CeilingLayer<W> {
     }
 }
 
-impl<M, W: Clone> Layer<M> for CeilingLayer<W> {
+impl<M, W: SaysWeight> Layer<M> for CeilingLayer<W> {
     type Service = Ceiling<M, W>;
 
     fn layer(&self, maker: M) -> Self::Service {

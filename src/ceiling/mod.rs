@@ -21,5 +21,5 @@ pub use self::{
     occupied::Occupied,
     service::Ceiling,
     state::Occupancy,
-    weight::{Fixed, Unweighed, Weigh},
+    weight::{By, Fixed, SaysWeight, Unweighed, Weigh},
 };

@@ -7,6 +7,8 @@ mod order;
 mod over;
 mod pools;
 mod refusals;
+mod scale;
+mod storm;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;

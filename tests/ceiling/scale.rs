@@ -62,13 +62,13 @@ fn costs(count: usize) -> (Duration, Duration) {
         drop(instance.lease());
         instances.push_back(instance);
     }
-    let eviction = begin.elapsed() / ROUNDS;
+    let eviction = now().duration_since(begin) / ROUNDS;
     assert_eq!(ceiling.occupancy().used, count as u64);
 
     clock.advance(bound);
     let begin = now();
     let first = polled(idle_evict.call(Sweep)).expect("it sweeps");
-    let all = begin.elapsed();
+    let all = now().duration_since(begin);
     let swept = first.retired().len() as u32;
     assert!(swept as usize >= count - ROUNDS as usize);
     (eviction, all / swept)
@@ -76,9 +76,17 @@ fn costs(count: usize) -> (Duration, Duration) {
 
 #[test]
 fn the_choice_of_a_victim_and_the_next_due_grow_less_than_the_number_of_instances() {
-    let _warm = costs(1_000);
-    let few = costs(1_000);
-    let many = costs(32_000);
+    // The machine may be busy: the best of three.
+    let best = |count| {
+        let costs = [costs(count), costs(count), costs(count)];
+        let (evictions, sweeps): (Vec<_>, Vec<_>) = costs.into_iter().unzip();
+        (
+            evictions.into_iter().min().expect("three"),
+            sweeps.into_iter().min().expect("three"),
+        )
+    };
+    let few = best(1_000);
+    let many = best(32_000);
     // 32 times as many: a scan would cost 32 times as much, and a tree costs half as much again.
     assert!(many.0 < few.0 * 10, "eviction: {few:?} to {many:?}");
     assert!(many.1 < few.1 * 10, "sweep: {few:?} to {many:?}");

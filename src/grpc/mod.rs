@@ -1,7 +1,7 @@
 //! gRPC, by tonic: channels and children as backends of generated clients, and errors as status.
 //!
 //! [`Connect`] is the maker: it connects to what tonic's `Endpoint` describes, and tonic's `Channel` is the
-//! [`Backend`](crate::Backend). Children that serve gRPC are started by `process::Spawn::h2c()`, and
+//! [`Backend`]. Children that serve gRPC are started by `process::Spawn::h2c()`, and
 #![cfg_attr(
     all(feature = "process", unix),
     doc = "[`health`] asks them whether they are ready. "
@@ -47,7 +47,7 @@
 //!
 //! # What is use
 //!
-//! [`UntilBodyEnd`](crate::http::UntilBodyEnd) keeps a backend in use until the trailers, an error or the drop of the
+//! [`UntilBodyEnd`] keeps a backend in use until the trailers, an error or the drop of the
 //! response: for unary calls, for server streams, and for streams in both directions, which end with the trailers
 //! whatever the client may still want to send.
 //!
@@ -75,7 +75,7 @@ pub use self::{
 use crate::{backend::Backend, http::UntilBodyEnd, lazy_start::LazyStart, lease::Leased};
 
 /// A stack for gRPC, as a type that can be named: [`StatusLayer`], `LazyStartLayer` and `IdleEvictLayer` with
-/// [`UntilBodyEnd`](crate::http::UntilBodyEnd), with or without a `CeilingLayer`, over [`Connect`].
+/// [`UntilBodyEnd`], with or without a `CeilingLayer`, over [`Connect`].
 ///
 /// `T` is the target's type, `B` the backend's: `grpc::Stack<process::Command, process::Client>` is the stack
 /// over `process::Spawn::h2c()`.

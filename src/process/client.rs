@@ -68,7 +68,7 @@ impl Backend for Client {
 
     /// The grace, and 5 seconds for the system to end what was killed.
     fn stop_within(&self) -> Duration {
-        self.owner.grace + Duration::from_secs(5)
+        self.owner.grace.saturating_add(Duration::from_secs(5))
     }
 
     fn attach(&self, usage: &Arc<Usage>) {

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use super::{
+    after,
     child::{Exit, Order, Owner, Process},
     group::{Group, is_alive},
     guard::Slot,
@@ -102,7 +103,7 @@ impl Keeper {
     async fn stop(&mut self) -> Exit {
         let killed = *self.orders.borrow() == Order::Kill;
         if !killed && !self.grace.is_zero() {
-            let deadline = Instant::now() + self.grace;
+            let deadline = after(self.grace);
             self.group.signal(Signal::SIGTERM);
             // One that is suspended is to hear of it.
             self.group.signal(Signal::SIGCONT);

@@ -39,6 +39,10 @@
 //! All of it needs a tokio runtime with I/O and time enabled; time is tokio's own. When the runtime
 //! is shut down its children are killed.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 mod address;
 mod body;
 mod call;
@@ -73,6 +77,13 @@ pub use self::{
     service::Http,
     spawn::{Spawn, Starting},
 };
+
+/// The end of a bound that begins now, be it as long as it may.
+fn after(bound: Duration) -> Instant {
+    const LONG: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+    let now = Instant::now();
+    now.checked_add(bound).unwrap_or(now + LONG)
+}
 
 /// What is spoken to a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

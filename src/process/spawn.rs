@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 
 use super::{
-    Protocol,
+    Protocol, after,
     child::{Order, gone_from},
     client::Client,
     command::Command,
@@ -115,7 +115,7 @@ async fn start(command: Command, protocol: Protocol, room: Option<Room>) -> Resu
     command
         .validate()
         .map_err(|invalid| named(failed(invalid)))?;
-    let deadline = Instant::now() + command.ready_within;
+    let deadline = after(command.ready_within);
     let mut tries = 0;
     loop {
         tries += 1;

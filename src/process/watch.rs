@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use super::{
     Protocol,
     address::Stream,
+    after,
     child::Process,
     command::{Alive, Command},
     ready::{How, Probe, Ready},
@@ -47,7 +48,7 @@ pub(super) async fn until_ready(
     let mut every = FIRST.min(command.probe_every);
     loop {
         let began = Instant::now();
-        let bound = (began + command.probe_within).min(deadline);
+        let bound = after(command.probe_within).min(deadline);
         let tried = timeout_at(bound, async {
             let stream = process.address().connect().await?;
             if !verified {
@@ -74,8 +75,9 @@ pub(super) async fn until_ready(
         if Instant::now() >= deadline {
             return Err(NotReady::Late(last));
         }
-        sleep_until((began + every).min(deadline)).await;
-        every = (every * 2).min(command.probe_every);
+        let next = began.checked_add(every).unwrap_or(deadline);
+        sleep_until(next.min(deadline)).await;
+        every = every.saturating_mul(2).min(command.probe_every);
     }
 }
 

@@ -101,6 +101,20 @@ async fn s34_a_child_has_its_whole_grace_and_no_more() {
 }
 
 #[tokio::test]
+async fn bounds_may_be_as_long_as_they_may() {
+    let _test = Test::begins();
+    let longest = Duration::MAX;
+    let command = child("patient", "at={address}")
+        .ready_within(longest)
+        .probes(longest, longest)
+        .grace(longest)
+        .alive(Probe::connect(), longest, 1);
+    let client = started(command).await;
+    client.stop().await;
+    assert!(!exists(client.process().pid()));
+}
+
+#[tokio::test]
 async fn a_stop_that_nobody_waits_for_goes_on() {
     let _test = Test::begins();
     let client = started(child("a", "at={address} term=never").grace(ms(300))).await;

@@ -22,6 +22,15 @@ use crate::{
 /// out of the response future. Dropping the last clone and [`Handle`] stops the backend, once its
 /// calls in flight have ended.
 ///
+/// # Under tower's own parts
+///
+/// To be ready is to hold nothing here: no claim and no room. So `Balance`, which keeps every service it
+/// may choose ready, starts only whom it calls and keeps nobody from being evicted; `LoadShed` sheds nothing,
+/// since waiting for a start is no want of readiness (put a `ConcurrencyLimit` or
+/// [`max_callers`](super::LazyStartLayer::max_callers) to bound it); and `Buffer` queues nothing. Not so for
+/// services that hold an instance, a [`Leased`](crate::Leased) or one of a [`KeepLayer`](crate::KeepLayer)'s: once
+/// ready they have claimed it, and it is not evicted until they are called or dropped.
+///
 /// `T` is the target's type, `L` that of the backend's [lease](crate::Backend::Lease).
 pub struct LazyStart<T, L, P = Nothing> {
     entrance: Arc<dyn Entrance<L>>,

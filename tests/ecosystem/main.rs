@@ -13,6 +13,7 @@ mod grpc;
 #[cfg(target_os = "linux")]
 mod grpc_child;
 mod grpc_server;
+mod servers;
 #[path = "../support/mod.rs"]
 mod support;
 mod tower_parts;

@@ -16,7 +16,7 @@ use crate::{
     busy::{Begin, Busy, Hold, UntilResponse},
     error::{BoxError, Error, ErrorKind},
     matches::{Matches, Nothing},
-    usage::{Claim, Refused, Usage},
+    usage::{Claim, Holdouts, Refused, Usage},
 };
 
 /// A service with its claim on the instance behind it, taken when it was lent.
@@ -45,6 +45,18 @@ enum State {
 struct Unclaimed {
     usage: Arc<Usage>,
     key: Option<usize>,
+    /// From a refusal on. The service, which it vouches for, is dropped before.
+    holdout: Option<Arc<Holdouts>>,
+}
+
+impl Unclaimed {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Claim, Refused>> {
+        let claimed = self.usage.poll_claim(&mut self.key, cx.waker());
+        if claimed.is_pending() && self.holdout.is_none() {
+            self.holdout = Some(self.usage.hold_out());
+        }
+        claimed
+    }
 }
 
 impl Drop for Unclaimed {
@@ -58,14 +70,21 @@ impl State {
         State::Unclaimed(Unclaimed {
             usage: usage.clone(),
             key: None,
+            holdout: None,
         })
     }
 
     fn claim(usage: &Arc<Usage>) -> Self {
         match usage.claim() {
             Ok(claim) => State::Claimed(claim),
-            // `poll_ready` asks again, and says which it is.
-            Err(Refused::Closed | Refused::Yielding) => Self::unclaimed(usage),
+            // `poll_ready` asks again, and says which it is. Until then this keeps a service: the
+            // owner, who lets go of the instance only when no lease is being taken any more, leaves its
+            // room to whoever holds out.
+            Err(Refused::Closed | Refused::Yielding) => State::Unclaimed(Unclaimed {
+                usage: usage.clone(),
+                key: None,
+                holdout: Some(usage.hold_out()),
+            }),
         }
     }
 
@@ -168,12 +187,10 @@ where
                 }
             }
             State::Once(None) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
-            State::Unclaimed(Unclaimed { usage, key }) => {
-                match ready!(usage.poll_claim(key, cx.waker())) {
-                    Ok(claim) => self.claim = State::Claimed(claim),
-                    Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
-                }
-            }
+            State::Unclaimed(unclaimed) => match ready!(unclaimed.poll(cx)) {
+                Ok(claim) => self.claim = State::Claimed(claim),
+                Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
+            },
         }
         self.service.poll_ready(cx).map_err(Error::service)
     }

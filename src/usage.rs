@@ -115,6 +115,16 @@ struct Notices {
     cutting: Wakers,
     /// What is held until the last use has ended.
     parting: Vec<Box<dyn Any + Send>>,
+    holdouts: Weak<Holdouts>,
+}
+
+/// Leases whose claim was refused, and that still hold the service they would have used: no uses, but
+/// they keep the instance's resources all the same, for as long as they wait for its claim or until they
+/// are dropped. Each holds a clone of this, and with the last of them goes what is held for the
+/// instance's end.
+#[derive(Default)]
+pub(crate) struct Holdouts {
+    parting: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
 /// How an instance was closed.
@@ -418,14 +428,34 @@ impl Usage {
         }
     }
 
-    /// Holds `what` until the instance is closed and its last use has ended.
+    /// Holds `what` until the instance is closed, its last use has ended and no
+    /// [holdout](Self::hold_out) is left.
     pub(crate) fn hold_until_drained(&self, what: Box<dyn Any + Send>) {
         let mut notices = lock(&self.notices);
         if self.look().is_drained() {
+            let holdouts = notices.holdouts.upgrade();
             drop(notices);
-            drop(what);
+            Self::part(holdouts, vec![what]);
         } else {
             notices.parting.push(what);
+        }
+    }
+
+    /// For a lease whose claim was refused, to keep for as long as it keeps what it would have used.
+    pub(crate) fn hold_out(&self) -> Arc<Holdouts> {
+        let mut notices = lock(&self.notices);
+        notices.holdouts.upgrade().unwrap_or_else(|| {
+            let holdouts = Arc::default();
+            notices.holdouts = Arc::downgrade(&holdouts);
+            holdouts
+        })
+    }
+
+    /// Drops `parting`, or has it dropped by the last of the holdouts. Not under a lock.
+    fn part(holdouts: Option<Arc<Holdouts>>, parting: Vec<Box<dyn Any + Send>>) {
+        match holdouts {
+            Some(holdouts) => lock(&holdouts.parting).extend(parting),
+            None => drop(parting),
         }
     }
 
@@ -502,9 +532,10 @@ impl Usage {
     fn tell_drained(&self) {
         let mut notices = lock(&self.notices);
         let parting = std::mem::take(&mut notices.parting);
+        let holdouts = notices.holdouts.upgrade();
         let wake = notices.draining.take();
         drop(notices);
-        drop(parting);
+        Self::part(holdouts, parting);
         wake.wake();
     }
 

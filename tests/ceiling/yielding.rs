@@ -1,8 +1,18 @@
 //! `yield_after`: endless traffic to one backend does not starve another.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use tower_on_demand::Eviction;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower_on_demand::{
+    CeilingLayer, DropToStop, Eviction, IdleEvict, LazyStartLayer, UntilResponse, test_util,
+};
 
 use crate::{
     common::{Host, Stack, error, is_done, no_room},
@@ -177,4 +187,66 @@ fn nobody_yields_in_vain_nor_what_is_pinned_or_fresh() {
     host.clock.block_on(to_b).expect("it is served");
     host.clock.block_on(held).expect("it is served");
     host.over(vec![fresh, b]);
+}
+
+/// An instance whose end is the drop of its last clone.
+struct Life(Arc<[AtomicUsize; 2]>);
+
+impl Life {
+    fn begins(counts: &Arc<[AtomicUsize; 2]>) -> Arc<Self> {
+        let alive = counts[0].fetch_add(1, Ordering::SeqCst) + 1;
+        counts[1].fetch_max(alive, Ordering::SeqCst);
+        Arc::new(Self(counts.clone()))
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0[0].fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn c1_calls_that_wait_while_an_instance_yields_keep_it_no_longer_than_its_room() {
+    for seed in 0..50 {
+        let (runtime, clock) = test_util::runtime(seed);
+        let counts = Arc::new([const { AtomicUsize::new(0) }; 2]);
+        let maker = {
+            let (counts, timer) = (counts.clone(), runtime.clone());
+            service_fn(move |_: &'static str| {
+                let (life, timer) = (Life::begins(&counts), timer.clone());
+                let service = service_fn(move |takes: Duration| {
+                    let (life, sleep) = (life.clone(), timer.sleep(takes));
+                    async move {
+                        sleep.await;
+                        drop(life);
+                        Ok::<_, Infallible>(())
+                    }
+                });
+                async { Ok::<_, Infallible>(DropToStop::new(service)) }
+            })
+        };
+        let (evictable, _idle_evict) = IdleEvict::pair(runtime.clone(), UntilResponse);
+        let ceiling = CeilingLayer::new(runtime.clone(), 1)
+            .wait(secs(60))
+            .yield_after(secs(1));
+        let [a, b] = ["a", "b"].map(|name| {
+            ServiceBuilder::new()
+                .layer(LazyStartLayer::new(runtime.clone(), name))
+                .layer(evictable.clone())
+                .layer(ceiling.clone())
+                .service(maker.clone())
+        });
+        let mut calls = vec![clock.spawn(a.clone().oneshot(secs(5)))];
+        clock.advance(ms(1));
+        calls.push(clock.spawn(b.clone().oneshot(ms(1))));
+        clock.advance(secs(2));
+        // These wait, with a lease of the one that yields.
+        calls.extend((0..10).map(|_| clock.spawn(a.clone().oneshot(ms(1)))));
+        clock.advance(secs(1));
+        for call in calls {
+            clock.block_on(call).expect("all are served");
+        }
+        assert_eq!(counts[1].load(Ordering::SeqCst), 1, "seed {seed}");
+    }
 }

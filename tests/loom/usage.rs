@@ -314,3 +314,29 @@ fn a_cut_is_heard() {
         owner.join().unwrap();
     });
 }
+
+/// What is held for the instance's end goes once: after the last use, and after the last lease that was
+/// refused and still holds out.
+#[test]
+fn what_is_held_for_the_end_waits_for_the_last_who_holds_out() {
+    struct Held(Arc<AtomicUsize>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    loom::model(|| {
+        let (usage, claim) = busy();
+        let holdout = usage.hold_out();
+        let gone = Arc::new(AtomicUsize::new(0));
+        usage.close_now();
+        let ends = thread::spawn(move || drop(claim));
+        let (own, held) = (usage.clone(), Held(gone.clone()));
+        let leaves = thread::spawn(move || own.hold_until_drained(Box::new(held)));
+        assert_eq!(gone.load(SeqCst), 0);
+        drop(holdout);
+        ends.join().unwrap();
+        leaves.join().unwrap();
+        assert_eq!(gone.load(SeqCst), 1);
+    });
+}

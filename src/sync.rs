@@ -14,6 +14,32 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use hashbrown::HashTable;
 pub(crate) use slab::Slab;
 
+/// A value that one takes out and brings back, boxed: one atomic step each.
+#[cfg(feature = "coalesce")]
+pub(crate) struct Slot<T> {
+    #[cfg(not(on_demand_loom))]
+    cell: crossbeam_utils::atomic::AtomicCell<Option<Box<T>>>,
+    #[cfg(on_demand_loom)]
+    cell: Mutex<Option<Box<T>>>,
+}
+
+#[cfg(feature = "coalesce")]
+impl<T> Slot<T> {
+    pub(crate) fn empty() -> Self {
+        Self {
+            cell: Default::default(),
+        }
+    }
+
+    /// Exchanges what is in it, as an `AcqRel` swap.
+    pub(crate) fn swap(&self, value: Option<Box<T>>) -> Option<Box<T>> {
+        #[cfg(not(on_demand_loom))]
+        return self.cell.swap(value);
+        #[cfg(on_demand_loom)]
+        return std::mem::replace(&mut *lock(&self.cell), value);
+    }
+}
+
 /// Locks, whoever panicked before: no user code runs under a lock of this crate, so what a
 /// poisoned lock protects is whole.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -26,31 +26,10 @@ impl Wakers {
         }
     }
 
-    /// A place for somebody who registers later, with the waker it has already, if any.
-    pub(crate) fn reserve(&mut self, waker: Option<Waker>) -> usize {
-        self.slots.insert(waker)
-    }
-
-    /// Takes the waker of `key`, which stays registered.
-    #[must_use = "drop it outside the lock"]
-    pub(crate) fn empty(&mut self, key: Option<usize>) -> Option<Waker> {
-        self.slots[key?].take()
-    }
-
     /// Ends the registration `key`. Gives back its waker.
     #[must_use = "drop it outside the lock"]
     pub(crate) fn remove(&mut self, key: &mut Option<usize>) -> Option<Waker> {
         self.slots.remove(key.take()?)
-    }
-
-    /// Every waker, of those who need not register again.
-    pub(crate) fn into_list(self) -> WakeList {
-        WakeList(
-            self.slots
-                .into_iter()
-                .filter_map(|(_, slot)| slot)
-                .collect(),
-        )
     }
 
     /// Takes every waker. The registrations stay, and register again when they are polled.
@@ -75,15 +54,19 @@ impl WakeList {
         self.0.extend(other.0);
     }
 
-    /// Wakes them all, in order, whichever of them panics.
     pub(crate) fn wake(self) {
-        struct Rest(std::vec::IntoIter<Waker>);
-        impl Drop for Rest {
-            fn drop(&mut self) {
-                self.0.by_ref().for_each(Waker::wake);
-            }
-        }
-        let mut rest = Rest(self.0.into_iter());
-        rest.0.by_ref().for_each(Waker::wake);
+        wake_all(self.0.into_iter());
     }
+}
+
+/// Wakes them all, whichever of them panics.
+pub(crate) fn wake_all(wakers: impl Iterator<Item = Waker>) {
+    struct Rest<I: Iterator<Item = Waker>>(I);
+    impl<I: Iterator<Item = Waker>> Drop for Rest<I> {
+        fn drop(&mut self) {
+            self.0.by_ref().for_each(Waker::wake);
+        }
+    }
+    let mut rest = Rest(wakers);
+    rest.0.by_ref().for_each(Waker::wake);
 }

@@ -1,12 +1,18 @@
 //! `Common`: what all services of one identity space share.
 
-use std::{fmt, hash::BuildHasher, task::Context, time::Duration};
+use std::{
+    fmt,
+    hash::BuildHasher,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use hashbrown::DefaultHashBuilder;
 use tower_service::Service;
 
 use super::{
-    flight::{Driving, Home, Landing, Lost},
+    flight::{Home, Lost, Name, Outcome},
     linger::Linger,
     polling::Mark,
     shards::{Entered, Space},
@@ -22,6 +28,9 @@ use crate::{
         atomic::{AtomicU64, Ordering},
     },
 };
+
+/// The size up to which a table keeps a few boxes, in bytes.
+const WORTH_KEEPING: usize = 1024;
 
 /// How long a joiner waits before it leads a call of its own.
 #[derive(Debug, Clone)]
@@ -48,6 +57,9 @@ where
     pub(super) rules: Rules<S, I, Req, P, D>,
     pub(super) linger: Option<Linger>,
     pub(super) max_wait: Option<MaxWait>,
+    /// Somebody has a handle.
+    pub(super) observed: bool,
+    /// Calls that passed by, counted if somebody may ask.
     pub(super) passed: AtomicU64,
 }
 
@@ -63,6 +75,8 @@ where
     I: Identity<Req>,
 {
     pub(super) convert: fn(S::Error) -> Error,
+    /// Nobody is asked whether an outcome is shared.
+    pub(super) shares_all: bool,
     pub(super) shares: fn(&P, &S::Response) -> bool,
     pub(super) shares_error: fn(&P, &S::Error) -> bool,
     /// `None`: callers drive.
@@ -98,8 +112,32 @@ where
     type Work = Work<S, Req>;
     type Value = Verdict<S::Response>;
 
+    #[inline]
     fn space(&self) -> &Space<Self> {
         &self.space
+    }
+
+    const REUSE: bool = size_of::<Work<S, Req>>() <= WORTH_KEEPING;
+
+    #[inline]
+    fn fly(
+        &self,
+        flight: Name,
+        mut work: Pin<&mut Work<S, Req>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Outcome<Self::Value>> {
+        // A part of the call are its drop, which must not wait for it either, and what is asked of its
+        // response.
+        let _polling = self.mark(flight).polling();
+        let Poll::Ready(result) = work.as_mut().poll(cx) else {
+            return Poll::Pending;
+        };
+        work.set(Work::Empty);
+        Poll::Ready(self.judge(flight, result))
+    }
+
+    fn is_flying_here(&self, flight: Name) -> bool {
+        self.mark(flight).is_polled_here()
     }
 
     fn lost(&self, how: Lost) -> Self::Value {
@@ -108,6 +146,10 @@ where
             Lost::ShutDown => ErrorKind::ShutDown,
         })))
     }
+
+    fn apart(&self) -> Self::Value {
+        Verdict::Alone
+    }
 }
 
 impl<S, I, Req, P, D> Common<S, I, Req, P, D>
@@ -115,19 +157,29 @@ where
     S: Service<Req>,
     I: Identity<Req>,
 {
-    /// Names a flight among all of the process.
-    pub(super) fn mark(&self, flight: u64) -> Mark {
+    /// Tells a flight from all others of the process.
+    #[inline]
+    pub(super) fn mark(&self, flight: Name) -> Mark {
         Mark {
             table: std::ptr::from_ref(self).addr(),
-            flight,
+            flight: flight.id,
         }
     }
 
+    #[inline]
     pub(super) fn passed_by(&self) {
-        self.passed.fetch_add(1, Ordering::Relaxed);
+        if self.observed {
+            self.passed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn hash(&self, key: &I::Key) -> u64 {
+        self.hasher.hash_one(key)
     }
 
     /// Joins the flight of `key`, or leads one. What of `seed` is left was not needed.
+    #[inline]
     pub(super) fn enter(
         self: &Arc<Self>,
         hash: u64,
@@ -136,77 +188,61 @@ where
     ) -> Entered<Arc<Self>> {
         let now = self.linger.as_ref().map(Linger::now);
         let tasks = self.rules.launch.is_some();
-        self.space.enter(
-            self,
-            hash,
-            key,
-            now,
-            || {
-                if tasks { None } else { boxed(seed) }
-            },
-        )
+        self.space.enter(self, hash, key, now, |spare| {
+            if tasks { None } else { boxed(spare, seed) }
+        })
     }
 
-    pub(super) fn hash(&self, key: &I::Key) -> u64 {
-        self.hasher.hash_one(key)
-    }
-
-    /// Lands a flight with what its work gave.
-    pub(super) fn land(
+    /// For whom an outcome is, and how long.
+    #[inline]
+    pub(super) fn judge(
         &self,
-        mut driving: Driving<'_, Arc<Self>>,
-        flight: u64,
-        hash: u64,
+        flight: Name,
         result: Result<S::Response, S::Error>,
-    ) -> Landing<Arc<Self>> {
-        {
-            // Its `Drop` is a part of the call, and must not wait for it either.
-            let _polling = self.mark(flight).polling();
-            driving.drop_work();
-        }
+    ) -> Outcome<Verdict<S::Response>> {
         let (value, private) = match result {
-            Ok(response) if (self.rules.shares)(&self.policy, &response) => {
-                (Verdict::Told(Ok(response)), None)
+            Ok(response) => {
+                let shared = self.rules.shares_all || (self.rules.shares)(&self.policy, &response);
+                (Verdict::Told(Ok(response)), !shared)
             }
-            Ok(response) => (Verdict::Alone, Some(Verdict::Told(Ok(response)))),
             Err(error) => {
-                let shared = (self.rules.shares_error)(&self.policy, &error);
-                let told = Verdict::Told(Err((self.rules.convert)(error)));
-                if shared {
-                    (told, None)
-                } else {
-                    (Verdict::Alone, Some(told))
-                }
+                let shared =
+                    self.rules.shares_all || (self.rules.shares_error)(&self.policy, &error);
+                (Verdict::Told(Err((self.rules.convert)(error))), !shared)
             }
         };
         let keep = match (&self.linger, &value) {
-            (Some(linger), Verdict::Told(Ok(_))) => {
-                linger.keep(hash, flight, |hash, flight| self.space.expire(hash, flight))
+            (Some(linger), Verdict::Told(Ok(_))) if !private => {
+                linger.keep(flight, |old| self.space.expire(old))
             }
             _ => None,
         };
-        driving.land(value, private, keep)
-    }
-
-    /// Polls the work of a flight that is driven.
-    pub(super) fn poll_work(
-        &self,
-        driving: &mut Driving<'_, Arc<Self>>,
-        flight: u64,
-        cx: &mut Context<'_>,
-    ) -> std::task::Poll<Result<S::Response, S::Error>> {
-        let _polling = self.mark(flight).polling();
-        driving.work().poll(cx)
+        Outcome {
+            value,
+            private,
+            keep,
+        }
     }
 }
 
 /// The work of a flight, boxed: it is polled by whoever comes.
-pub(super) fn boxed<S, Req>(seed: &mut Option<(S, Req)>) -> Option<std::pin::Pin<Box<Work<S, Req>>>>
+#[inline]
+pub(super) fn boxed<S, Req>(
+    spare: Option<Pin<Box<Work<S, Req>>>>,
+    seed: &mut Option<(S, Req)>,
+) -> Option<Pin<Box<Work<S, Req>>>>
 where
     S: Service<Req>,
 {
     let (service, request) = seed.take()?;
-    Some(Box::pin(Work::Seed { service, request }))
+    let work = Work::Seed { service, request };
+    Some(match spare {
+        Some(mut spare) => {
+            spare.set(work);
+            spare
+        }
+        None => Box::pin(work),
+    })
 }
 
 impl<S, I, Req, P, D> fmt::Debug for Common<S, I, Req, P, D>

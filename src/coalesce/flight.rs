@@ -1,11 +1,11 @@
-//! `Flight`: one call that several callers wait for, and which of them polls it.
+//! `Flight`: one call that several callers wait for.
 //!
 //! # Who drives
 //!
 //! Nobody owns a flight: its work (the inner call) is polled by its callers. The danger is the
 //! stall: the one caller whose turn it is may be alive and never be polled again (a
 //! `buffer_unordered` whose consumer is busy), and then all others wait for ever. So nobody's turn it
-//! is. The inner call is polled with a waker of the flight's own, and
+//! is. The work is polled with a waker of the flight's own, its `Signal`, and
 //!
 //! - a wake of it sets `notified`, takes *all* waiting callers and wakes them outside the lock;
 //! - whoever is polled while the flight is *notified and not driven* drives: clears `notified`, sets
@@ -19,35 +19,39 @@
 //! Either the caller sees `notified` and drives, or the wake sees the caller, or the flight is driven
 //! and the driver sees both when it parks. And since each wake goes to all, one caller that is polled
 //! at all is enough. The cost is a poll per caller and fruitless wake; there is no cheaper way without
-//! a task of our own, since no code of ours runs between the inner call's wake and a caller's poll.
-//! ([`spawn_on`](super::CoalesceLayer::spawn_on) has the task.)
+//! a task of our own, since no code of ours runs between the work's wake and a caller's poll.
+//! (`CoalesceLayer::spawn_on` has the task.)
 //!
 //! # Landing
 //!
-//! In this order, by whoever drove: drop the inner call, so that what it held is released; unlink the
+//! In this order, by whoever drove: drop the work, so that what it held is released; unlink the
 //! flight in the table, so that nobody joins any more (or mark until when it can be joined); set the
-//! value; set `landed` and take the callers in one critical section; wake them. A panic of the inner
-//! call lands the flight as well, from the driver's unwinding.
+//! value; set `landed` and take the callers in one critical section; wake them. A panic of the work
+//! lands the flight as well, from the driver's unwinding.
 //!
 //! The value is taken out to be cloned, as the work is to be polled: a caller that finds it lent waits
 //! until it is back. The last caller takes it for good.
 //!
-//! `tests/loom.rs` runs this file and `shards.rs` through their interleavings.
+//! `tests/loom` runs this file and its neighbours `caller`, `shards`, `signal` and `table` through their
+//! interleavings.
 
 use std::{
     pin::Pin,
-    task::{Poll, Wake, Waker},
+    task::{Context, Poll, Waker},
     time::Instant,
 };
 
-use super::shards::{Departure, Space, Unlinked, Who};
+use super::{
+    shards::{Departure, Space, Unlinked, Who},
+    signal::{Note, Signal, Spot, Whose},
+};
 use crate::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Slot,
         atomic::{AtomicBool, Ordering},
         lock,
     },
-    wakers::{WakeList, Wakers},
+    wakers::WakeList,
 };
 
 /// What keeps the table of flights alive, cheap to clone: an `Arc` around it and more.
@@ -60,8 +64,45 @@ pub(crate) trait Home: Clone {
 
     fn space(&self) -> &Space<Self>;
 
+    /// Polls the work of a flight. Once it is done, drops it and says what came of it.
+    fn fly(
+        &self,
+        flight: Name,
+        work: Pin<&mut Self::Work>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Outcome<Self::Value>>;
+
+    /// Whether the box of a work that is done is worth keeping for another.
+    const REUSE: bool;
+
+    /// Whether this thread is within `fly` of this flight.
+    fn is_flying_here(&self, flight: Name) -> bool;
+
     /// The outcome of a flight that has none of its own.
     fn lost(&self, how: Lost) -> Self::Value;
+
+    /// What those are told who joined a flight whose outcome is for its leader alone.
+    fn apart(&self) -> Self::Value;
+}
+
+/// The work, which whoever comes polls.
+pub(crate) type Parcel<H> = Pin<Box<<H as Home>::Work>>;
+
+/// Which flight of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) hash: u64,
+    /// Of no other flight in this table, ever.
+    pub(crate) id: u64,
+}
+
+/// What came of the work.
+pub(crate) struct Outcome<V> {
+    pub(crate) value: V,
+    /// It is for the caller that led alone.
+    pub(crate) private: bool,
+    /// It can be joined until then.
+    pub(crate) keep: Option<Instant>,
 }
 
 /// How a flight ended without an outcome.
@@ -73,13 +114,12 @@ pub(crate) enum Lost {
     ShutDown,
 }
 
-pub(crate) type Parcel<H> = Pin<Box<<H as Home>::Work>>;
-
 /// A call in flight that more than one caller may wait for.
 pub(crate) struct Flight<H: Home> {
     key: H::Key,
-    hash: u64,
-    id: u64,
+    name: Name,
+    /// The caller that led has waited already.
+    leader_waits: bool,
     /// It took another's place for having been too slow, and nobody takes its own.
     replacement: bool,
     /// All its callers have left. Set under the shard's lock.
@@ -87,16 +127,18 @@ pub(crate) struct Flight<H: Home> {
     signal: Arc<Signal>,
     /// Of `signal`.
     waker: Waker,
+    /// Since it landed; out while it is lent.
+    value: Slot<H::Value>,
+    /// Somebody found the value lent.
+    wanted: AtomicBool,
     cargo: Mutex<Cargo<H>>,
 }
 
 struct Cargo<H: Home> {
-    /// Until it lands: a value that stays in the table must not keep the table.
+    /// `None` once it is abandoned, or has landed to be kept in the table, which must not keep itself.
     home: Option<H>,
     /// Out while it is polled; never here if a task has it.
     work: Option<Parcel<H>>,
-    /// Since it landed; out while it is lent.
-    value: Option<H::Value>,
     /// What only the caller that led may have.
     private: Option<H::Value>,
     /// The caller that led is still here.
@@ -105,195 +147,10 @@ struct Cargo<H: Home> {
     borrowers: WakeList,
 }
 
-/// Who waits for the flight, and whose turn it is. Without type parameters, since it is a waker.
-struct Signal {
-    /// Set in the critical section that takes the last callers.
-    landed: AtomicBool,
-    turns: Mutex<Turns>,
-}
-
-struct Turns {
-    notified: bool,
-    driven: bool,
-    /// To be dropped unfinished.
-    aborted: bool,
-    waiting: Wakers,
-    /// The task that drives, if one does.
-    task: Option<Waker>,
-}
-
-/// The place of the caller that led among those who wait: there from the start.
-const LEADER: usize = 0;
-
-impl Signal {
-    fn new(notified: bool, driven: bool, leader: Option<Waker>) -> Arc<Self> {
-        let mut waiting = Wakers::default();
-        let place = waiting.reserve(leader);
-        debug_assert_eq!(place, LEADER);
-        Arc::new(Self {
-            landed: AtomicBool::new(false),
-            turns: Mutex::new(Turns {
-                notified,
-                driven,
-                aborted: false,
-                waiting,
-                task: None,
-            }),
-        })
-    }
-
-    fn has_landed(&self) -> bool {
-        self.landed.load(Ordering::Acquire)
-    }
-
-    fn turn(&self, place: &mut Option<usize>, waker: &Waker) -> Whose {
-        if self.has_landed() {
-            return Whose::Landed;
-        }
-        let waker = waker.clone();
-        let mut turns = lock(&self.turns);
-        if self.landed.load(Ordering::Relaxed) {
-            drop(turns);
-            return Whose::Landed;
-        }
-        if turns.notified && !turns.driven {
-            // Notified => Driven
-            turns.notified = false;
-            turns.driven = true;
-            let old = turns.waiting.empty(*place);
-            drop(turns);
-            drop(old);
-            return Whose::Ours(waker);
-        }
-        let driven = turns.driven;
-        let old = turns.waiting.register(place, waker);
-        drop(turns);
-        drop(old);
-        Whose::NotOurs { driven }
-    }
-
-    /// The work is back. False if it is to be dropped: the caller drives on, to land it.
-    fn park(&self, place: &mut Option<usize>, waker: Waker) -> bool {
-        let mut turns = lock(&self.turns);
-        if turns.aborted {
-            drop(turns);
-            return false;
-        }
-        turns.driven = false;
-        if turns.notified {
-            // Driven, woken meanwhile => Notified
-            let wake = turns.waiting.take();
-            drop(turns);
-            wake.wake();
-            waker.wake();
-        } else {
-            // Driven => Waiting
-            let old = turns.waiting.register(place, waker);
-            drop(turns);
-            drop(old);
-        }
-        true
-    }
-
-    /// The work, polled before anybody joined, has come to the flight. False as of `park`.
-    fn adopted(&self) -> bool {
-        let mut turns = lock(&self.turns);
-        if !turns.aborted {
-            turns.driven = false;
-        }
-        !turns.aborted
-    }
-
-    /// Ends it unfinished. True: by the caller, who drives from now on; false: whoever drives does.
-    fn abort(&self) -> bool {
-        let mut turns = lock(&self.turns);
-        if self.landed.load(Ordering::Relaxed) || turns.aborted {
-            return false;
-        }
-        turns.aborted = true;
-        let ours = !std::mem::replace(&mut turns.driven, true);
-        let task = turns.task.take();
-        drop(turns);
-        if let Some(task) = task {
-            task.wake();
-        }
-        ours
-    }
-
-    /// For the task that drives: ready when it is to end.
-    fn poll_aborted(&self, waker: &Waker) -> Poll<()> {
-        let waker = waker.clone();
-        let mut turns = lock(&self.turns);
-        if turns.aborted {
-            drop(turns);
-            return Poll::Ready(());
-        }
-        let old = turns.task.replace(waker);
-        drop(turns);
-        drop(old);
-        Poll::Pending
-    }
-
-    fn land(&self) {
-        let mut turns = lock(&self.turns);
-        self.landed.store(true, Ordering::Release);
-        let waiting = std::mem::take(&mut turns.waiting);
-        let task = turns.task.take();
-        drop(turns);
-        drop(task);
-        waiting.into_list().wake();
-    }
-
-    fn forget(&self, place: &mut Option<usize>) {
-        if place.is_none() || self.has_landed() {
-            return;
-        }
-        let mut turns = lock(&self.turns);
-        let old = if self.landed.load(Ordering::Relaxed) {
-            None
-        } else {
-            turns.waiting.remove(place)
-        };
-        drop(turns);
-        drop(old);
-    }
-}
-
-impl Wake for Signal {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        let mut turns = lock(&self.turns);
-        if self.landed.load(Ordering::Relaxed) {
-            return;
-        }
-        turns.notified = true;
-        if turns.driven {
-            return;
-        }
-        // Waiting => Notified
-        let waiting = turns.waiting.take();
-        drop(turns);
-        waiting.wake();
-    }
-}
-
-enum Whose {
-    Landed,
-    /// The caller drives; its waker, to park with.
-    Ours(Waker),
-    NotOurs {
-        driven: bool,
-    },
-}
-
 /// How a flight comes to be shared.
 pub(crate) struct Shared<H: Home> {
     pub(crate) key: H::Key,
-    pub(crate) hash: u64,
-    pub(crate) id: u64,
+    pub(crate) name: Name,
     pub(crate) replacement: bool,
     /// `None`: it is being polled.
     pub(crate) work: Option<Parcel<H>>,
@@ -304,19 +161,21 @@ pub(crate) struct Shared<H: Home> {
 impl<H: Home> Flight<H> {
     /// Notified from the start: the work has not been polled with this flight's waker yet.
     pub(crate) fn share(home: &H, from: Shared<H>) -> Arc<Self> {
-        let signal = Signal::new(true, from.work.is_none(), from.waker);
+        let leader_waits = from.waker.is_some();
+        let signal = Signal::new(from.work.is_none(), from.waker);
         Arc::new(Self {
             key: from.key,
-            hash: from.hash,
-            id: from.id,
+            name: from.name,
+            leader_waits,
             replacement: from.replacement,
             abandoned: AtomicBool::new(false),
             waker: Waker::from(signal.clone()),
             signal,
+            value: Slot::empty(),
+            wanted: AtomicBool::new(false),
             cargo: Mutex::new(Cargo {
                 home: Some(home.clone()),
                 work: from.work,
-                value: None,
                 private: None,
                 led: true,
                 borrowers: WakeList::default(),
@@ -328,25 +187,34 @@ impl<H: Home> Flight<H> {
         &self.key
     }
 
-    pub(crate) fn hash(&self) -> u64 {
-        self.hash
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
+    pub(crate) fn name(&self) -> Name {
+        self.name
     }
 
     pub(crate) fn is_replacement(&self) -> bool {
         self.replacement
     }
 
-    /// The table, until it has landed.
+    /// The table, at least until it has landed.
     pub(crate) fn home(&self) -> Option<H> {
         lock(&self.cargo).home.clone()
     }
 
+    /// Where the caller that led waits.
+    fn leader_spot(&self) -> Spot {
+        let note = Note {
+            led: true,
+            departure: Departure::Left,
+            done: false,
+        };
+        match self.leader_waits {
+            true => Spot::first(note),
+            false => Spot::new(note),
+        }
+    }
+
     /// The caller that led is gone, and what only it might have with it.
-    pub(crate) fn leader_left(&self) {
+    fn leader_left(&self) {
         let private = {
             let mut cargo = lock(&self.cargo);
             cargo.led = false;
@@ -355,9 +223,9 @@ impl<H: Home> Flight<H> {
         drop(private);
     }
 
-    /// The place of the caller that led is given up, by a leader that never took it.
-    pub(crate) fn leader_forgotten(&self) {
-        self.signal.forget(&mut Some(LEADER));
+    /// The same, of one that never knew that the flight was shared.
+    pub(crate) fn leader_left_early(&self) {
+        self.signal.forget(&mut self.leader_spot());
         self.leader_left();
     }
 
@@ -365,12 +233,12 @@ impl<H: Home> Flight<H> {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// All callers are gone.
+    /// All its callers are gone.
     pub(crate) fn mark_abandoned(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
-    /// Drops the work.
+    /// Drops the work of an abandoned flight.
     pub(crate) fn abandon(&self) {
         let (work, home) = {
             let mut cargo = lock(&self.cargo);
@@ -381,30 +249,68 @@ impl<H: Home> Flight<H> {
     }
 
     /// Sets the outcome, after the flight was unlinked, and tells all.
-    fn publish(&self, value: H::Value, private: Option<H::Value>) {
-        let (home, refused) = {
-            let mut cargo = lock(&self.cargo);
-            let home = cargo.home.take();
-            cargo.value = Some(value);
-            if cargo.led {
-                cargo.private = private;
-                (home, None)
-            } else {
-                (home, private)
-            }
+    fn publish(&self, value: H::Value, kept: bool) {
+        self.value.swap(Some(Box::new(value)));
+        let home = match kept {
+            true => lock(&self.cargo).home.take(),
+            false => None,
         };
-        self.signal.land();
-        drop(refused);
+        self.signal.land(false);
         drop(home);
     }
 
-    /// The work is here again, before anybody may take it.
+    /// The same, with an outcome that is for the caller that led alone: `apart` is for the others.
+    fn publish_apart(&self, private: H::Value, apart: H::Value) {
+        self.value.swap(Some(Box::new(apart)));
+        let refused = {
+            let mut cargo = lock(&self.cargo);
+            if cargo.led {
+                cargo.private = Some(private);
+                None
+            } else {
+                Some(private)
+            }
+        };
+        self.signal.land(true);
+        drop(refused);
+    }
+
+    /// Takes the value, to copy it. `None` while another caller does: then `waker` is woken after that.
+    #[inline]
+    fn borrow(&self, waker: &Waker) -> Option<Box<H::Value>> {
+        self.value.swap(None).or_else(|| self.wait_for_loan(waker))
+    }
+
+    /// Whoever brings the value back swaps it in and then looks whether it is wanted; this one says so
+    /// and then swaps: the later of the two swaps sees what was before the earlier.
+    #[cold]
+    fn wait_for_loan(&self, waker: &Waker) -> Option<Box<H::Value>> {
+        let waker = waker.clone();
+        {
+            let mut cargo = lock(&self.cargo);
+            cargo.borrowers.push(Some(waker));
+            self.wanted.store(true, Ordering::Relaxed);
+        }
+        self.value.swap(None)
+    }
+
+    #[cold]
+    fn wake_borrowers(&self) {
+        let borrowers = {
+            let mut cargo = lock(&self.cargo);
+            self.wanted.store(false, Ordering::Relaxed);
+            std::mem::take(&mut cargo.borrowers)
+        };
+        borrowers.wake();
+    }
+
+    /// The work is here again; nobody takes it before the signal says so.
     fn put_back(&self, driving: &mut Driving<'_, H>) {
         driving.armed = false;
         lock(&self.cargo).work = driving.work.take();
     }
 
-    /// Nobody may take it: it was aborted while it was out.
+    /// It was aborted while it was out: drops it and tells all.
     fn take_again(&self, mut driving: Driving<'_, H>) {
         driving.work = lock(&self.cargo).work.take();
         driving.armed = true;
@@ -417,10 +323,10 @@ impl<H: Home> Flight<H> {
     }
 
     /// Ends the flight unfinished, telling all: now, or when whoever drives it comes back.
-    pub(crate) fn abort(self: &Arc<Self>, home: &H) {
+    pub(crate) fn abort(&self, home: &H) {
         if self.signal.abort() {
             let work = lock(&self.cargo).work.take();
-            Driving::of(home, self, work).give_up(Lost::ShutDown);
+            Driving::of(home, self.name, work).give_up(Lost::ShutDown);
         }
     }
 }
@@ -428,20 +334,15 @@ impl<H: Home> Flight<H> {
 /// A caller's place in a shared flight. Dropping it leaves.
 pub(crate) struct Seat<H: Home> {
     flight: Arc<Flight<H>>,
-    /// Among those who wait.
-    place: Option<usize>,
-    led: bool,
-    departure: Departure,
-    /// It has the outcome, or never was counted.
-    done: bool,
+    spot: Spot,
 }
 
 /// What a caller is to do now.
 pub(crate) enum Turn<H: Home> {
     /// Collect.
     Landed,
-    /// Take the work by [`Seat::drive`], poll it, then land or park it, with this waker.
-    Drive(H, Waker),
+    /// Poll the work by [`Seat::drive`], then land or park it, with this waker.
+    Drive(H, Option<Parcel<H>>, Waker),
     /// Registered. `driven`: somebody polls the work just now.
     Wait { driven: bool },
 }
@@ -449,30 +350,25 @@ pub(crate) enum Turn<H: Home> {
 impl<H: Home> Seat<H> {
     /// Of one who does not know yet whether it has the same key. `full`: it is not counted in.
     pub(crate) fn joining(flight: Arc<Flight<H>>, full: bool) -> Self {
-        Self {
-            flight,
-            place: None,
+        let note = Note {
             led: false,
             departure: Departure::Mistaken,
             done: full,
-        }
+        };
+        let spot = Spot::new(note);
+        Self { flight, spot }
     }
 
     /// It has the same key.
-    pub(crate) fn settle(mut self) -> Self {
-        self.departure = Departure::Left;
-        self
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        self.spot.note.departure = Departure::Left;
     }
 
     /// Of the caller that led.
     pub(crate) fn leading(flight: Arc<Flight<H>>) -> Self {
-        Self {
-            flight,
-            place: Some(LEADER),
-            led: true,
-            departure: Departure::Left,
-            done: false,
-        }
+        let spot = flight.leader_spot();
+        Self { flight, spot }
     }
 
     pub(crate) fn flight(&self) -> &Arc<Flight<H>> {
@@ -481,29 +377,40 @@ impl<H: Home> Seat<H> {
 
     /// Whether this caller led.
     pub(crate) fn led(&self) -> bool {
-        self.led
+        self.spot.note.led
     }
 
-    /// Leaves, as if it had not been counted in.
+    /// Leaves, for another reason than being dropped.
     pub(crate) fn depart(mut self, how: Departure) {
-        self.departure = how;
+        self.spot.note.departure = how;
     }
 
+    #[inline]
     pub(crate) fn turn(&mut self, waker: &Waker) -> Turn<H> {
-        match self.flight.signal.turn(&mut self.place, waker) {
+        let signal = &self.flight.signal;
+        if signal.has_landed() {
+            return Turn::Landed;
+        }
+        match signal.turn(&mut self.spot, waker) {
             Whose::Landed => Turn::Landed,
             Whose::NotOurs { driven } => Turn::Wait { driven },
             Whose::Ours(waker) => {
-                let home = self.flight.home();
-                Turn::Drive(home.expect("what is driven has not landed"), waker)
+                let mut cargo = lock(&self.flight.cargo);
+                let home = cargo.home.clone();
+                let home = home.expect("what is driven has not landed");
+                Turn::Drive(home, cargo.work.take(), waker)
             }
         }
     }
 
-    /// The work, for a caller whose turn it is.
-    pub(crate) fn drive<'a>(&self, home: &'a H) -> Driving<'a, H> {
-        let work = lock(&self.flight.cargo).work.take();
-        Driving::of(home, &self.flight, work)
+    /// Drives, with what it was given for it.
+    pub(crate) fn drive<'a>(&self, home: &'a H, work: Option<Parcel<H>>) -> Driving<'a, H> {
+        Driving::of(home, self.flight.name, work)
+    }
+
+    /// Unlinks the flight, or lets it be joined for a while; tells all.
+    pub(crate) fn land(&self, driving: Driving<'_, H>, outcome: Outcome<H::Value>) {
+        driving.land_shared(&self.flight, outcome);
     }
 
     /// The waker that the work is polled with.
@@ -514,7 +421,7 @@ impl<H: Home> Seat<H> {
     /// Puts the work back. `waker` is this caller's. False: it was aborted, and has landed.
     pub(crate) fn park(&mut self, mut driving: Driving<'_, H>, waker: Waker) -> bool {
         self.flight.put_back(&mut driving);
-        let parked = self.flight.signal.park(&mut self.place, waker);
+        let parked = self.flight.signal.park(&mut self.spot, waker);
         if !parked {
             self.flight.take_again(driving);
         }
@@ -524,78 +431,60 @@ impl<H: Home> Seat<H> {
     /// Puts the work into a flight that was shared while this caller, which led, polled it alone.
     pub(crate) fn adopt(&mut self, mut driving: Driving<'_, H>) {
         self.flight.put_back(&mut driving);
-        if !self.flight.signal.adopted() {
+        if !self.flight.signal.adopt() {
             self.flight.take_again(driving);
         }
     }
 
-    /// Takes the outcome of a flight that has landed: by `take` if nobody else can ask for it, else by
-    /// `copy`, which must leave it as it was. Pending while another caller copies it.
-    pub(crate) fn collect<T>(
+    /// Takes the outcome of a flight that has landed, made by `copy` unless nobody else can ask for
+    /// it. Pending while another caller copies it.
+    pub(crate) fn collect(
         &mut self,
         waker: &Waker,
-        take: impl FnOnce(H::Value) -> T,
-        copy: impl FnOnce(&mut H::Value) -> T,
-    ) -> Poll<T> {
-        if let Some(flight) = Arc::get_mut(&mut self.flight) {
-            let cargo = flight
-                .cargo
-                .get_mut()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            let private = cargo.private.take().filter(|_| self.led);
-            let value = private.or_else(|| cargo.value.take());
-            self.done = true;
-            return Poll::Ready(take(value.expect("the value of a flight that has landed")));
+        copy: impl FnOnce(&H::Value) -> H::Value,
+    ) -> Poll<H::Value> {
+        if self.spot.note.led && self.flight.signal.has_landed_apart() {
+            let private = lock(&self.flight.cargo).private.take();
+            if let Some(private) = private {
+                self.spot.note.done = true;
+                return Poll::Ready(private);
+            }
         }
-        let mut spare = None;
-        let value = loop {
-            let mut cargo = lock(&self.flight.cargo);
-            if self.led {
-                if let Some(private) = cargo.private.take() {
-                    drop(cargo);
-                    self.done = true;
-                    return Poll::Ready(take(private));
-                }
-            }
-            if let Some(value) = cargo.value.take() {
-                break value;
-            }
-            match spare.take() {
-                Some(waker) => {
-                    cargo.borrowers.push(Some(waker));
-                    return Poll::Pending;
-                }
-                None => {
-                    drop(cargo);
-                    spare = Some(waker.clone());
-                }
-            }
+        let Some(value) = self.flight.borrow(waker) else {
+            return Poll::Pending;
         };
-        let mut loan = Loan {
+        if Arc::strong_count(&self.flight) == 1 {
+            // Nobody else is here, and nobody can join what is not in the table.
+            self.spot.note.done = true;
+            return Poll::Ready(*value);
+        }
+        let loan = Loan {
             flight: &self.flight,
             value: Some(value),
         };
-        let copied = loan.value.as_mut().map(copy);
+        let copied = loan.value.as_deref().map(copy);
         drop(loan);
-        self.done = true;
-        Poll::Ready(copied.expect("lent"))
+        self.spot.note.done = true;
+        Poll::Ready(copied.expect("it is lent to us"))
     }
 }
 
 /// Leaves: the last to leave drops the work.
 impl<H: Home> Drop for Seat<H> {
     fn drop(&mut self) {
-        if self.done {
+        if self.spot.note.done {
             return;
         }
         let flight = &*self.flight;
-        flight.signal.forget(&mut self.place);
+        flight.signal.forget(&mut self.spot);
         if let Some(home) = flight.home() {
-            let who = Who::Seat { led: self.led };
+            let who = Who::Seat {
+                led: self.spot.note.led,
+            };
             home.space()
-                .leave(flight.hash, flight.id, who, self.departure);
+                .leave(flight.name, who, self.spot.note.departure);
         }
-        if self.led {
+        if self.spot.note.led {
             flight.leader_left();
         }
     }
@@ -604,17 +493,16 @@ impl<H: Home> Drop for Seat<H> {
 /// The value of a flight, out to be copied. Comes back when it is dropped.
 struct Loan<'a, H: Home> {
     flight: &'a Flight<H>,
-    value: Option<H::Value>,
+    value: Option<Box<H::Value>>,
 }
 
 impl<H: Home> Drop for Loan<'_, H> {
+    #[inline]
     fn drop(&mut self) {
-        let borrowers = {
-            let mut cargo = lock(&self.flight.cargo);
-            cargo.value = self.value.take();
-            std::mem::take(&mut cargo.borrowers)
-        };
-        borrowers.wake();
+        self.flight.value.swap(self.value.take());
+        if self.flight.wanted.load(Ordering::Relaxed) {
+            self.flight.wake_borrowers();
+        }
     }
 }
 
@@ -622,8 +510,7 @@ impl<H: Home> Drop for Loan<'_, H> {
 /// of the work's, it lands the flight as `Panicked`.
 pub(crate) struct Driving<'a, H: Home> {
     home: &'a H,
-    hash: u64,
-    id: u64,
+    name: Name,
     /// By the caller that led, which does not know whether anybody joined.
     by_ticket: bool,
     work: Option<Parcel<H>>,
@@ -633,20 +520,16 @@ pub(crate) struct Driving<'a, H: Home> {
 /// How a flight landed.
 pub(crate) enum Landing<H: Home> {
     /// Nobody else has joined: the outcome is the driver's.
-    Alone {
-        value: H::Value,
-        private: Option<H::Value>,
-    },
+    Alone(H::Value),
     /// Everybody is told.
     Told(Arc<Flight<H>>),
 }
 
 impl<'a, H: Home> Driving<'a, H> {
-    fn of(home: &'a H, flight: &Flight<H>, work: Option<Parcel<H>>) -> Self {
+    fn of(home: &'a H, name: Name, work: Option<Parcel<H>>) -> Self {
         Self {
             home,
-            hash: flight.hash,
-            id: flight.id,
+            name,
             by_ticket: false,
             work,
             armed: true,
@@ -654,11 +537,11 @@ impl<'a, H: Home> Driving<'a, H> {
     }
 
     /// Of a call that nobody has joined, as far as is known.
-    pub(crate) fn alone(home: &'a H, hash: u64, id: u64, work: Parcel<H>) -> Self {
+    #[inline]
+    pub(crate) fn alone(home: &'a H, name: Name, work: Parcel<H>) -> Self {
         Self {
             home,
-            hash,
-            id,
+            name,
             by_ticket: true,
             work: Some(work),
             armed: true,
@@ -667,16 +550,13 @@ impl<'a, H: Home> Driving<'a, H> {
 
     /// By a task, which has the work itself.
     pub(crate) fn by_task(home: &'a H, flight: &Flight<H>) -> Self {
-        Self::of(home, flight, None)
+        Self::of(home, flight.name, None)
     }
 
-    pub(crate) fn work(&mut self) -> Pin<&mut H::Work> {
-        self.work.as_mut().expect("the work is out").as_mut()
-    }
-
-    /// Drops the work: the first step of landing.
-    pub(crate) fn drop_work(&mut self) {
-        self.work = None;
+    #[inline]
+    pub(crate) fn fly(&mut self, cx: &mut Context<'_>) -> Poll<Outcome<H::Value>> {
+        let work = self.work.as_mut().expect("the work is out");
+        self.home.fly(self.name, work.as_mut(), cx)
     }
 
     /// A task's, between two polls.
@@ -685,25 +565,35 @@ impl<'a, H: Home> Driving<'a, H> {
     }
 
     /// Takes the work, to put it back into the table.
-    pub(crate) fn into_work(mut self) -> Parcel<H> {
+    #[inline]
+    pub(crate) fn into_work(mut self) -> Option<Parcel<H>> {
         self.armed = false;
-        self.work.take().expect("the work is out")
+        self.work.take()
     }
 
-    /// Unlinks the flight, or lets it be joined until `keep`; tells all. `private` is for the caller
-    /// that led, instead of `value`.
-    pub(crate) fn land(
-        mut self,
-        value: H::Value,
-        private: Option<H::Value>,
-        keep: Option<Instant>,
-    ) -> Landing<H> {
-        match self.unlink(keep) {
-            Unlinked::Alone => Landing::Alone { value, private },
-            Unlinked::Shared(flight) => {
-                flight.publish(value, private);
+    /// Unlinks the flight, or lets it be joined for a while; tells all.
+    #[inline]
+    pub(crate) fn land(mut self, outcome: Outcome<H::Value>) -> Landing<H> {
+        match self.unlink(outcome.keep) {
+            (None, _) => Landing::Alone(outcome.value),
+            (Some(flight), kept) => {
+                self.tell(&flight, outcome, kept);
                 Landing::Told(flight)
             }
+        }
+    }
+
+    /// The same, of a flight that is known.
+    pub(crate) fn land_shared(mut self, flight: &Flight<H>, outcome: Outcome<H::Value>) {
+        let (_, kept) = self.unlink(outcome.keep);
+        self.tell(flight, outcome, kept);
+    }
+
+    fn tell(&self, flight: &Flight<H>, outcome: Outcome<H::Value>, kept: bool) {
+        if outcome.private {
+            flight.publish_apart(outcome.value, self.home.apart());
+        } else {
+            flight.publish(outcome.value, kept);
         }
     }
 
@@ -713,20 +603,29 @@ impl<'a, H: Home> Driving<'a, H> {
         self.lose(how);
     }
 
+    /// The work is dropped.
+    #[cold]
     fn lose(&mut self, how: Lost) {
-        if let Unlinked::Shared(flight) = self.unlink(None) {
-            flight.publish(self.home.lost(how), None);
+        if let (Some(flight), _) = self.unlink(None) {
+            flight.publish(self.home.lost(how), false);
         }
     }
 
-    fn unlink(&mut self, keep: Option<Instant>) -> Unlinked<H> {
+    /// What was unlinked, if it is shared, and whether it is kept.
+    #[inline]
+    fn unlink(&mut self, keep: Option<Instant>) -> (Option<Arc<Flight<H>>>, bool) {
         self.armed = false;
+        let spent = if H::REUSE { self.work.take() } else { None };
         let space = self.home.space();
-        space.unlink(self.home, self.hash, self.id, self.by_ticket, keep)
+        match space.unlink(self.home, self.name, self.by_ticket, keep, spent) {
+            Unlinked::Alone => (None, false),
+            Unlinked::Shared { flight, kept } => (Some(flight), kept),
+        }
     }
 }
 
 impl<H: Home> Drop for Driving<'_, H> {
+    #[inline]
     fn drop(&mut self) {
         if self.armed {
             self.work = None;

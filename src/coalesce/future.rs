@@ -12,15 +12,16 @@ use pin_project::pin_project;
 use tower_service::Service;
 
 use super::{
+    caller::{Sat, Step, Ticket},
     common::{Common, Here, Verdict, boxed},
-    flight::{Driving, Home, Landing, Seat, Turn},
+    flight::{Home, Seat},
     policy::ShareAll,
-    shards::{Departure, Entered, Parked, Replaced, Taken, Who},
+    shards::{Departure, Entered, Replaced},
     share::Share,
     task::{ByCallers, Task},
     work::Work,
 };
-use crate::{Error, ErrorKind, identity::Identity, sync::Arc};
+use crate::{Error, ErrorKind, identity::Identity};
 
 /// What [`Coalesce`](super::Coalesce) answers with.
 ///
@@ -42,6 +43,9 @@ where
     convert: fn(S::Error) -> Error,
 }
 
+/// Boxed once more, so that callers without one are small.
+type Timer = Pin<Box<dyn Sleep>>;
+
 /// Where a caller stands.
 enum Place<H: Home> {
     /// By itself.
@@ -49,7 +53,7 @@ enum Place<H: Home> {
     /// It led, and does not know that anybody joined.
     Leading(Ticket<H>),
     /// In a flight, until the time comes, if one is set, to lead another.
-    Seated(Seat<H>, Option<Pin<Box<dyn Sleep>>>),
+    Seated(Seat<H>, Option<Box<Timer>>),
     Refused(Error),
     Done,
 }
@@ -57,30 +61,6 @@ enum Place<H: Home> {
 type PlaceIn<S, I, Req, P, D> = Place<Here<S, I, Req, P, D>>;
 /// A place, and what of its own call the caller keeps.
 type Begun<S, I, Req, P, D> = (PlaceIn<S, I, Req, P, D>, Work<S, Req>);
-
-/// The place of a caller that led and does not know that anybody joined. Dropping it leaves.
-struct Ticket<H: Home> {
-    /// `None` once it is given up for a seat or an outcome.
-    home: Option<H>,
-    hash: u64,
-    flight: u64,
-}
-
-impl<H: Home> Drop for Ticket<H> {
-    fn drop(&mut self) {
-        if let Some(home) = self.home.take() {
-            home.space()
-                .leave(self.hash, self.flight, Who::Ticket, Departure::Left);
-        }
-    }
-}
-
-/// What came of a poll by ticket.
-enum Step<H: Home> {
-    Pending,
-    Seated(Seat<H>),
-    Done(H::Value),
-}
 
 impl<S, I, Req, P, D> ResponseFuture<S, I, Req, P, D>
 where
@@ -103,7 +83,46 @@ where
         request: Req,
         key: I::Key,
     ) -> Self {
-        let (place, own) = enter(common, service, request, key);
+        let hash = common.hash(&key);
+        let mut seed = Some((service, request));
+        let (place, own) = match common.enter(hash, key, &mut seed) {
+            Entered::Led(flight) => {
+                let ticket = Ticket::new(common.clone(), flight);
+                (Place::Leading(ticket), Work::Empty)
+            }
+            Entered::Joined(seat) => return Self::joining(common, seat, seed),
+            Entered::Started(seat) => {
+                launch(common, &seat, &mut seed);
+                (Place::Seated(seat, None), Work::Empty)
+            }
+            Entered::Full(limit) => refused(ErrorKind::TooManyWaiting { limit }),
+            Entered::Shut => refused(ErrorKind::ShutDown),
+        };
+        Self {
+            place,
+            own,
+            convert: common.rules.convert,
+        }
+    }
+
+    #[inline]
+    fn joining(
+        common: &Here<S, I, Req, P, D>,
+        seat: Seat<Here<S, I, Req, P, D>>,
+        seed: Option<(S, Req)>,
+    ) -> Self {
+        let (place, own) = if common.mark(seat.flight().name()).is_polled_here() {
+            seat.depart(Departure::Mistaken);
+            refused(ErrorKind::Reentrant)
+        } else {
+            let timer = match &common.max_wait {
+                Some(wait) if !seat.flight().is_replacement() => {
+                    Some(Box::new(wait.runtime.sleep(wait.after)))
+                }
+                _ => None,
+            };
+            (Place::Seated(seat, timer), keep(common, seed))
+        };
         Self {
             place,
             own,
@@ -112,47 +131,12 @@ where
     }
 }
 
-/// Finds a place for a newcomer.
-fn enter<S, I, Req, P, D>(
-    common: &Here<S, I, Req, P, D>,
-    service: S,
-    request: Req,
-    key: I::Key,
-) -> Begun<S, I, Req, P, D>
+fn refused<S, I, Req, P, D>(kind: ErrorKind) -> Begun<S, I, Req, P, D>
 where
     S: Service<Req>,
     I: Identity<Req>,
 {
-    let hash = common.hash(&key);
-    let mut seed = Some((service, request));
-    let refused = |kind| (Place::Refused(Error::new(kind)), Work::Empty);
-    match common.enter(hash, key, &mut seed) {
-        Entered::Led(flight) => {
-            let home = Some(common.clone());
-            let ticket = Ticket { home, hash, flight };
-            (Place::Leading(ticket), Work::Empty)
-        }
-        Entered::Started(seat) => {
-            launch(common, &seat, &mut seed);
-            (Place::Seated(seat, None), Work::Empty)
-        }
-        Entered::Joined(seat) if common.mark(seat.flight().id()).is_polled_here() => {
-            seat.depart(Departure::Mistaken);
-            refused(ErrorKind::Reentrant)
-        }
-        Entered::Joined(seat) => {
-            let timer = match &common.max_wait {
-                Some(wait) if !seat.flight().is_replacement() => {
-                    Some(wait.runtime.sleep(wait.after))
-                }
-                _ => None,
-            };
-            let own = keep(common, seed);
-            (Place::Seated(seat, timer), own)
-        }
-        Entered::Full(limit) => refused(ErrorKind::TooManyWaiting { limit }),
-        Entered::Shut => refused(ErrorKind::ShutDown),
-    }
+    (Place::Refused(Error::new(kind)), Work::Empty)
 }
 
 /// What a joiner keeps of its call.
@@ -182,121 +166,6 @@ fn launch<S, I, Req, P, D>(
     }
 }
 
-impl<S, I, Req, P, D> Ticket<Here<S, I, Req, P, D>>
-where
-    S: Service<Req>,
-    I: Identity<Req>,
-{
-    fn poll(&mut self, cx: &mut Context<'_>) -> Step<Here<S, I, Req, P, D>> {
-        let Some(common) = &self.home else {
-            return Step::Pending;
-        };
-        let step = poll_ticket(common, self.hash, self.flight, cx);
-        if !matches!(step, Step::Pending) {
-            self.home = None;
-        }
-        step
-    }
-}
-
-fn poll_ticket<S, I, Req, P, D>(
-    common: &Here<S, I, Req, P, D>,
-    hash: u64,
-    flight: u64,
-    cx: &mut Context<'_>,
-) -> Step<Here<S, I, Req, P, D>>
-where
-    S: Service<Req>,
-    I: Identity<Req>,
-{
-    let (work, polled_with) = match common.space.take(hash, flight) {
-        Taken::Alone(work, polled_with) => (work, polled_with),
-        Taken::Shared(seat) => return Step::Seated(seat),
-        Taken::Lost => panic!("polled after it had panicked"),
-    };
-    let mut driving = Driving::alone(common, hash, flight, work);
-    match common.poll_work(&mut driving, flight, cx) {
-        Poll::Ready(result) => match common.land(driving, flight, hash, result) {
-            Landing::Alone { value, private } => Step::Done(private.unwrap_or(value)),
-            Landing::Told(flight) => Step::Seated(Seat::leading(flight)),
-        },
-        Poll::Pending => {
-            let waker = match polled_with {
-                Some(waker) if waker.will_wake(cx.waker()) => waker,
-                other => {
-                    drop(other);
-                    cx.waker().clone()
-                }
-            };
-            match common.space.park(hash, flight, driving, waker) {
-                Parked::Alone => Step::Pending,
-                Parked::Shared(mut seat, driving) => {
-                    seat.adopt(driving);
-                    Step::Seated(seat)
-                }
-            }
-        }
-    }
-}
-
-/// What a poll of a seat came to.
-enum Sat<R> {
-    Pending,
-    Done(Verdict<R>),
-    /// It is called from within the flight it waits for.
-    Reentrant,
-}
-
-fn poll_seat<S, I, Req, P, D>(
-    seat: &mut Seat<Here<S, I, Req, P, D>>,
-    cx: &mut Context<'_>,
-) -> Sat<S::Response>
-where
-    S: Service<Req>,
-    S::Response: Share,
-    I: Identity<Req>,
-{
-    loop {
-        match seat.turn(cx.waker()) {
-            Turn::Landed => {
-                let verdict = seat.collect(cx.waker(), |whole| whole, |lent| lent.copy());
-                return match verdict {
-                    Poll::Pending => Sat::Pending,
-                    Poll::Ready(verdict) => Sat::Done(verdict),
-                };
-            }
-            Turn::Wait { driven: false } => return Sat::Pending,
-            Turn::Wait { driven: true } => {
-                let flight = seat.flight();
-                let here =
-                    |common: Arc<Common<_, _, _, _, _>>| common.mark(flight.id()).is_polled_here();
-                if flight.home().is_some_and(here) {
-                    return Sat::Reentrant;
-                }
-                return Sat::Pending;
-            }
-            Turn::Drive(common, waker) => {
-                let (hash, flight) = (seat.flight().hash(), seat.flight().id());
-                let mut driving = seat.drive(&common);
-                let polled = {
-                    let mut cx = Context::from_waker(seat.waker());
-                    common.poll_work(&mut driving, flight, &mut cx)
-                };
-                match polled {
-                    Poll::Ready(result) => {
-                        common.land(driving, flight, hash, result);
-                    }
-                    Poll::Pending => {
-                        if seat.park(driving, waker) {
-                            return Sat::Pending;
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
 /// The time has come to lead another call. `None`: this caller stays where it is.
 fn replace<S, I, Req, P, D>(
     seat: &Seat<Here<S, I, Req, P, D>>,
@@ -318,7 +187,7 @@ where
     let mut key = Some(key);
     let tasks = common.rules.launch.is_some();
     let replaced = common.space.replace(&common, seat.flight(), &mut key, || {
-        if tasks { None } else { boxed(&mut seed) }
+        if tasks { None } else { boxed(None, &mut seed) }
     });
     let place = match replaced {
         Replaced::Landed | Replaced::Full => {
@@ -333,9 +202,9 @@ where
         }
         Replaced::Closed => {
             let ((service, request), key) = (seed?, key?);
-            let (place, kept) = enter(&common, service, request, key);
-            own.set(kept);
-            return Some(place);
+            let begun = ResponseFuture::entering(&common, service, request, key);
+            own.set(begun.own);
+            return Some(begun.place);
         }
     };
     own.set(keep(&common, seed));
@@ -368,12 +237,12 @@ where
                     }
                     Step::Done(verdict) => verdict,
                 },
-                Place::Seated(seat, timer) => match poll_seat(seat, cx) {
+                Place::Seated(seat, timer) => match seat.poll(cx, Verdict::copy) {
                     Sat::Done(verdict) => verdict,
                     Sat::Reentrant => Verdict::Told(Err(Error::new(ErrorKind::Reentrant))),
                     Sat::Pending => {
                         match timer {
-                            Some(timer) => ready!(timer.as_mut().poll(cx)),
+                            Some(timer) => ready!(Pin::new(&mut **timer).poll(cx)),
                             None => return Poll::Pending,
                         }
                         *timer = None;

@@ -296,6 +296,7 @@ where
             driver: self.driver.clone(),
             rules: Rules {
                 convert: |error| Error::service(error),
+                shares_all: !P::ASKS,
                 shares: P::shares,
                 shares_error: P::shares_error,
                 launch: if D::TASKS { Some(D::launch) } else { None },
@@ -306,6 +307,7 @@ where
                 .clone()
                 .map(|(runtime, after)| Linger::new(runtime, after, options.linger_at_most)),
             max_wait: options.max_wait.clone(),
+            observed: self.hub.is_some(),
             passed: AtomicU64::new(0),
         });
         if let (Some(hub), Some(attach)) = (&self.hub, self.attach) {

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::flight::Name;
 use crate::{
     Runtime,
     sync::{Mutex, lock},
@@ -26,8 +27,7 @@ pub(super) struct Linger {
 #[derive(Debug)]
 struct Kept {
     until: Instant,
-    hash: u64,
-    flight: u64,
+    flight: Name,
 }
 
 impl Linger {
@@ -45,12 +45,7 @@ impl Linger {
     }
 
     /// Until when a flight that lands now can be joined, if it is kept at all. Expired ones go first.
-    pub(super) fn keep(
-        &self,
-        hash: u64,
-        flight: u64,
-        expire: impl Fn(u64, u64),
-    ) -> Option<Instant> {
+    pub(super) fn keep(&self, flight: Name, expire: impl Fn(Name)) -> Option<Instant> {
         let now = self.now();
         let until = now + self.after;
         let mut expired = Vec::new();
@@ -61,17 +56,11 @@ impl Linger {
             }
             let keep = self.after > Duration::ZERO && kept.len() < self.most;
             if keep {
-                kept.push_back(Kept {
-                    until,
-                    hash,
-                    flight,
-                });
+                kept.push_back(Kept { until, flight });
             }
             keep
         };
-        for Kept { hash, flight, .. } in expired {
-            expire(hash, flight);
-        }
+        expired.into_iter().for_each(|kept| expire(kept.flight));
         keep.then_some(until)
     }
 }

@@ -1,5 +1,6 @@
 //! Callers with the same identity share one call in flight: [`CoalesceLayer`].
 
+mod caller;
 mod common;
 mod flight;
 mod future;
@@ -11,6 +12,8 @@ mod polling;
 mod service;
 mod shards;
 mod share;
+mod signal;
+mod table;
 mod task;
 mod work;
 

@@ -5,7 +5,7 @@
 //! to join turns it into a [`Flight`]. How many callers there are stands in the entry, so that the last
 //! one to leave and a newcomer meet under the shard's lock, and nobody joins a dying flight.
 //!
-//! Entries are found by their hash and compared by a number of their own, never by their key: `Eq` is
+//! Entries are found by their hash and told apart by a number of their own, never by their key: `Eq` is
 //! user code. A newcomer is counted into a flight of the same hash, compares the keys outside the
 //! lock, and leaves again if they differ. Nothing here clones, compares, polls, wakes or drops what is
 //! not ours under a lock.
@@ -15,18 +15,18 @@ use std::{
     time::Instant,
 };
 
-use super::flight::{Driving, Flight, Home, Parcel, Seat, Shared};
+use super::{
+    flight::{Driving, Flight, Home, Name, Parcel, Seat, Shared},
+    table::{Body, Counts, Entry, Leader, Phase, Shard},
+};
 use crate::{
     sync::{
-        Arc, HashTable, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
         lock,
     },
     wakers::Wakers,
 };
-
-/// Below this many places a table is not worth shrinking.
-const SMALL: usize = 64;
 
 /// The flights of one identity space.
 pub(crate) struct Space<H: Home> {
@@ -49,35 +49,8 @@ pub(crate) struct Limits {
     pub(crate) lasting: bool,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_joiners: usize::MAX,
-            max_flights: usize::MAX,
-            lasting: false,
-        }
-    }
-}
-
 #[repr(align(128))]
 struct Padded<T>(T);
-
-struct Shard<H: Home> {
-    table: HashTable<Entry<H>>,
-    next: u64,
-    /// Flights in existence: led, and their work not dropped yet.
-    running: usize,
-    shut: bool,
-    counts: Counts,
-}
-
-/// Sums since the beginning.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) led: u64,
-    pub(crate) joined: u64,
-    pub(crate) left: u64,
-}
 
 /// How it stands now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -91,51 +64,6 @@ pub(crate) struct Standing {
     pub(crate) kept: usize,
     /// Everything that has an entry.
     pub(crate) entries: usize,
-}
-
-struct Entry<H: Home> {
-    hash: u64,
-    id: u64,
-    callers: usize,
-    leader: Leader,
-    phase: Phase,
-    body: Body<H>,
-    /// What has taken its place.
-    successor: Option<Arc<Flight<H>>>,
-}
-
-enum Body<H: Home> {
-    /// Nobody has joined. `work` is out while it is polled.
-    Alone {
-        key: H::Key,
-        work: Option<Parcel<H>>,
-        waker: Option<Waker>,
-    },
-    Shared(Arc<Flight<H>>),
-    /// Between the two.
-    Neither,
-}
-
-/// What the caller that led knows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Leader {
-    /// It has a ticket, and finds the flight by it.
-    Ticket,
-    /// It has a seat in the flight, or the outcome.
-    Seat,
-    Gone,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// In flight, to be joined.
-    Open,
-    /// In flight, for those who are in it.
-    Closed,
-    /// Landed, to be joined until then.
-    Kept(Instant),
-    /// Landed, here only for the one who has a ticket for it.
-    Owed,
 }
 
 /// Who leaves.
@@ -161,7 +89,7 @@ pub(crate) enum Departure {
 /// What became of a newcomer.
 pub(crate) enum Entered<H: Home> {
     /// It leads: the ticket.
-    Led(u64),
+    Led(Name),
     /// It leads, and a task is to do the work.
     Started(Seat<H>),
     Joined(Seat<H>),
@@ -189,7 +117,11 @@ pub(crate) enum Parked<'a, H: Home> {
 /// What was unlinked.
 pub(crate) enum Unlinked<H: Home> {
     Alone,
-    Shared(Arc<Flight<H>>),
+    /// `kept`: it can still be joined, for a while.
+    Shared {
+        flight: Arc<Flight<H>>,
+        kept: bool,
+    },
 }
 
 /// What became of one who has waited too long.
@@ -198,84 +130,12 @@ pub(crate) enum Replaced<H: Home> {
     Landed,
     /// Somebody else has replaced it.
     Joined(Seat<H>),
-    /// By this one. `None`: a task is to do the work.
+    /// By this one; if tasks do the work, one is to do it.
     Led(Seat<H>),
     /// It could not be joined any more anyway: begin anew.
     Closed,
     /// As many flights as may be are here.
     Full,
-}
-
-impl<H: Home> Entry<H> {
-    fn joinable(&self, now: Option<Instant>) -> bool {
-        match self.phase {
-            Phase::Open => true,
-            Phase::Kept(until) => now.is_some_and(|now| now < until),
-            Phase::Closed | Phase::Owed => false,
-        }
-    }
-
-    fn is_flying(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Closed)
-    }
-
-    /// Alone => Shared
-    fn share(&mut self, home: &H) -> Arc<Flight<H>> {
-        let flight = match std::mem::replace(&mut self.body, Body::Neither) {
-            Body::Shared(flight) => flight,
-            Body::Alone { key, work, waker } => Flight::share(
-                home,
-                Shared {
-                    key,
-                    hash: self.hash,
-                    id: self.id,
-                    replacement: false,
-                    work,
-                    waker,
-                },
-            ),
-            Body::Neither => unreachable!("an entry has a body"),
-        };
-        self.body = Body::Shared(flight.clone());
-        flight
-    }
-}
-
-impl<H: Home> Shard<H> {
-    fn find(&mut self, hash: u64, id: u64) -> Option<&mut Entry<H>> {
-        self.table.find_mut(hash, |entry| entry.id == id)
-    }
-
-    fn remove(&mut self, hash: u64, id: u64) -> Option<Entry<H>> {
-        let found = self.table.find_entry(hash, |entry| entry.id == id).ok()?;
-        let (entry, _) = found.remove();
-        let len = self.table.len();
-        if self.table.capacity() > SMALL && len < self.table.capacity() / 8 {
-            self.table.shrink_to(2 * len, |entry| entry.hash);
-        }
-        Some(entry)
-    }
-
-    /// Ends the time in which a landed flight can be joined.
-    fn unkeep(&mut self, hash: u64, id: u64) -> Option<Entry<H>> {
-        let entry = self.find(hash, id)?;
-        if !matches!(entry.phase, Phase::Kept(_)) {
-            return None;
-        }
-        if entry.leader == Leader::Ticket {
-            // Kept => Owed
-            entry.phase = Phase::Owed;
-            return None;
-        }
-        self.remove(hash, id)
-    }
-
-    fn insert(&mut self, entry: Entry<H>) {
-        self.running += 1;
-        self.counts.led += 1;
-        self.table
-            .insert_unique(entry.hash, entry, |entry| entry.hash);
-    }
 }
 
 impl<H: Home> Space<H> {
@@ -284,15 +144,7 @@ impl<H: Home> Space<H> {
         let shards = shards.next_power_of_two();
         Self {
             shards: (0..shards)
-                .map(|_| {
-                    Padded(Mutex::new(Shard {
-                        table: HashTable::new(),
-                        next: 0,
-                        running: 0,
-                        shut: false,
-                        counts: Counts::default(),
-                    }))
-                })
+                .map(|_| Padded(Mutex::new(Shard::new())))
                 .collect(),
             bits: shards.trailing_zeros(),
             limits,
@@ -302,33 +154,46 @@ impl<H: Home> Space<H> {
     }
 
     /// Bits of the hash that the tables use for nothing else.
+    #[inline]
     fn index(&self, hash: u64) -> usize {
         (hash >> 32) as usize & (self.shards.len() - 1)
     }
 
+    #[inline]
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard<H>> {
         lock(&self.shards[self.index(hash)].0)
     }
 
-    fn next_id(&self, shard: &mut Shard<H>, hash: u64) -> u64 {
-        shard.next += 1;
-        (shard.next << self.bits) | self.index(hash) as u64
+    #[inline]
+    fn name(&self, next: &mut u64, hash: u64) -> Name {
+        *next += 1;
+        let id = (*next << self.bits) | self.index(hash) as u64;
+        Name { hash, id }
     }
 
     /// Whether one more flight may be; if so it is counted.
+    #[inline]
     fn admit(&self) -> bool {
+        self.limits.max_flights == usize::MAX || self.count_in()
+    }
+
+    fn count_in(&self) -> bool {
         let max = self.limits.max_flights;
-        max == usize::MAX
-            || self
-                .flights
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |flights| {
-                    (flights < max).then_some(flights + 1)
-                })
-                .is_ok()
+        let one_more = |flights| (flights < max).then_some(flights + 1);
+        self.flights
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .is_ok()
     }
 
     /// A flight exists no more.
+    #[inline]
     fn ended(&self, shut: bool) {
+        if shut || self.limits.max_flights != usize::MAX {
+            self.count_out(shut);
+        }
+    }
+
+    fn count_out(&self, shut: bool) {
         if self.limits.max_flights != usize::MAX {
             self.flights.fetch_sub(1, Ordering::Relaxed);
         }
@@ -338,15 +203,16 @@ impl<H: Home> Space<H> {
         }
     }
 
-    /// Joins the flight of `key`, or leads one with `work`; `None`: a task has it. `now`: to join what
-    /// has landed, if that is kept.
+    /// Joins the flight of `key`, or leads one with `work`, which is given a box to use if there is one;
+    /// `None`: a task has it. `now`: to join what has landed, if that is kept.
+    #[inline]
     pub(crate) fn enter(
         &self,
         home: &H,
         hash: u64,
         key: H::Key,
         now: Option<Instant>,
-        work: impl FnOnce() -> Option<Parcel<H>>,
+        work: impl FnOnce(Option<Parcel<H>>) -> Option<Parcel<H>>,
     ) -> Entered<H>
     where
         H::Key: Eq,
@@ -360,82 +226,89 @@ impl<H: Home> Space<H> {
             if shard.shut {
                 return Entered::Shut;
             }
-            let mut found = None;
-            for entry in shard.table.iter_hash_mut(hash) {
-                if entry.hash != hash || others.contains(&entry.id) {
-                    continue;
-                }
-                if entry.joinable(now) {
-                    found = Some(entry);
-                    break;
-                }
-                if matches!(entry.phase, Phase::Kept(_)) {
-                    stale = Some(entry.id);
-                }
+            if let Some(now) = now {
+                stale = shard.unkeep_stale(hash, now);
             }
+            let found = shard.table.find(hash, |entry| {
+                entry.name.hash == hash
+                    && entry.is_joinable(now)
+                    && (others.is_empty() || !others.contains(&entry.name))
+            });
             if let Some(entry) = found {
                 let open = entry.phase == Phase::Open;
                 let full = open && entry.callers > self.limits.max_joiners;
+                let flight = entry.share(home);
                 if !full {
                     entry.callers += usize::from(open);
                     shard.counts.joined += 1;
                 }
-                let flight = entry.share(home);
                 drop(guard);
-                let seat = Seat::joining(flight, full);
-                if *seat.flight().key() != key {
-                    others.push(seat.flight().id());
-                    drop(seat);
-                    if !full {
-                        self.shard(hash).counts.joined -= 1;
-                    }
-                    continue;
+                drop(stale);
+                match self.compare(flight, &key, full) {
+                    Ok(entered) => return entered,
+                    Err(other) => others.push(other),
                 }
-                return if full {
-                    Entered::Full(self.limits.max_joiners)
-                } else {
-                    Entered::Joined(seat.settle())
-                };
+                continue;
             }
-            let stale = stale.and_then(|id| shard.unkeep(hash, id));
             if !self.admit() {
                 drop(guard);
                 drop(stale);
                 return Entered::Full(self.limits.max_flights);
             }
-            let id = self.next_id(shard, hash);
-            let work = work();
+            let name = self.name(&mut shard.next, hash);
             let mut entry = Entry {
-                hash,
-                id,
+                name,
                 callers: 1,
                 leader: Leader::Ticket,
                 phase: Phase::Open,
-                body: Body::Neither,
-                successor: None,
-            };
-            entry.body = Body::Alone {
-                key,
-                work,
-                waker: None,
+                body: Body::Alone {
+                    key,
+                    work: work(shard.spare.take()),
+                    waker: None,
+                },
             };
             let entered = if self.limits.lasting {
                 entry.leader = Leader::Seat;
                 Entered::Started(Seat::leading(entry.share(home)))
             } else {
-                Entered::Led(id)
+                Entered::Led(name)
             };
-            shard.insert(entry);
+            shard.table.insert(entry);
+            shard.running += 1;
+            shard.counts.led += 1;
             drop(guard);
             drop(stale);
             return entered;
         }
     }
 
+    /// Whether a flight that a newcomer has been counted into is of its key. If not, its name.
+    #[inline]
+    fn compare(&self, flight: Arc<Flight<H>>, key: &H::Key, full: bool) -> Result<Entered<H>, Name>
+    where
+        H::Key: Eq,
+    {
+        let mut seat = Seat::joining(flight, full);
+        if seat.flight().key() == key {
+            seat.settle();
+            return Ok(match full {
+                true => Entered::Full(self.limits.max_joiners),
+                false => Entered::Joined(seat),
+            });
+        }
+        let name = seat.flight().name();
+        drop(seat);
+        if !full {
+            self.shard(name.hash).counts.joined -= 1;
+        }
+        Err(name)
+    }
+
     /// The work, for the caller that led.
-    pub(crate) fn take(&self, hash: u64, id: u64) -> Taken<H> {
-        let mut shard = self.shard(hash);
-        let Some(entry) = shard.find(hash, id) else {
+    #[inline]
+    pub(crate) fn take(&self, name: Name) -> Taken<H> {
+        let mut shard = self.shard(name.hash);
+        let Some(entry) = shard.find(name) else {
             return Taken::Lost;
         };
         match &mut entry.body {
@@ -443,11 +316,11 @@ impl<H: Home> Space<H> {
                 Some(work) => Taken::Alone(work, waker.take()),
                 None => Taken::Lost,
             },
-            Body::Shared(flight) => {
+            Body::Shared { flight, .. } => {
                 entry.leader = Leader::Seat;
                 let seat = Seat::leading(flight.clone());
                 let owed = match entry.phase {
-                    Phase::Owed => shard.remove(hash, id),
+                    Phase::Owed => shard.table.remove(name),
                     _ => None,
                 };
                 drop(shard);
@@ -461,20 +334,19 @@ impl<H: Home> Space<H> {
     /// Puts the work back, with the waker it was polled with.
     pub(crate) fn park<'a>(
         &self,
-        hash: u64,
-        id: u64,
+        name: Name,
         driving: Driving<'a, H>,
         polled_with: Waker,
     ) -> Parked<'a, H> {
-        let mut shard = self.shard(hash);
-        let entry = shard.find(hash, id).expect("a flight that is driven");
+        let mut shard = self.shard(name.hash);
+        let entry = shard.find(name).expect("what is driven is here");
         match &mut entry.body {
             Body::Alone { work, waker, .. } => {
-                *work = Some(driving.into_work());
+                *work = driving.into_work();
                 *waker = Some(polled_with);
                 Parked::Alone
             }
-            Body::Shared(flight) => {
+            Body::Shared { flight, .. } => {
                 entry.leader = Leader::Seat;
                 let seat = Seat::leading(flight.clone());
                 drop(shard);
@@ -485,87 +357,115 @@ impl<H: Home> Space<H> {
     }
 
     /// A flight has its outcome, and its work is dropped. From now on nobody joins it, or, if `keep`
-    /// says so and nobody closed it, only until then.
+    /// says so and nobody closed it, only until then. `spent` is the box of the work.
+    #[inline]
     pub(crate) fn unlink(
         &self,
         home: &H,
-        hash: u64,
-        id: u64,
+        name: Name,
         by_ticket: bool,
         keep: Option<Instant>,
+        spent: Option<Parcel<H>>,
     ) -> Unlinked<H> {
-        let mut guard = self.shard(hash);
+        let mut guard = self.shard(name.hash);
         let shard = &mut *guard;
-        let shut = shard.shut;
-        let Some(entry) = shard.table.find_mut(hash, |entry| entry.id == id) else {
+        let Some(entry) = shard
+            .table
+            .find(name.hash, |entry| entry.name.id == name.id)
+        else {
             return Unlinked::Alone;
         };
         shard.running -= 1;
+        let shut = shard.shut;
+        let spent = match spent {
+            Some(spent) => shard.spare.replace(spent),
+            None => None,
+        };
         if by_ticket {
             entry.leader = Leader::Seat;
         }
-        let successor = entry.successor.take();
         let keep = keep.filter(|_| entry.phase == Phase::Open && !shut);
-        let (unlinked, removed) = if let Some(until) = keep {
-            entry.phase = Phase::Kept(until);
-            (Unlinked::Shared(entry.share(home)), None)
-        } else {
-            let unlinked = match &entry.body {
-                Body::Shared(flight) => Unlinked::Shared(flight.clone()),
-                Body::Alone { .. } | Body::Neither => Unlinked::Alone,
+        if keep.is_none() && entry.leader != Leader::Ticket {
+            // Open, Closed => gone
+            let removed = shard.table.remove(name);
+            drop(guard);
+            drop(spent);
+            self.ended(shut);
+            return match removed.map(|entry| entry.body) {
+                Some(Body::Shared { flight, .. }) => Unlinked::Shared {
+                    flight,
+                    kept: false,
+                },
+                Some(Body::Alone { .. } | Body::Neither) | None => Unlinked::Alone,
             };
-            if entry.leader == Leader::Ticket {
-                entry.phase = Phase::Owed;
-                (unlinked, None)
-            } else {
-                (unlinked, shard.remove(hash, id))
+        }
+        // Open => Kept; Open, Closed => Owed
+        entry.phase = match keep {
+            Some(_) => Phase::Kept,
+            None => Phase::Owed,
+        };
+        let flight = entry.share(home);
+        let replaced = match &mut entry.body {
+            Body::Shared {
+                until, successor, ..
+            } => {
+                *until = keep;
+                successor.take()
             }
+            Body::Alone { .. } | Body::Neither => None,
         };
         drop(guard);
+        drop(spent);
         self.ended(shut);
-        drop(removed);
-        drop(successor);
-        unlinked
+        drop(replaced);
+        Unlinked::Shared {
+            flight,
+            kept: keep.is_some(),
+        }
     }
 
     /// A caller goes before it has the outcome. The last one takes the flight with it.
-    pub(crate) fn leave(&self, hash: u64, id: u64, who: Who, why: Departure) {
-        let mut guard = self.shard(hash);
+    pub(crate) fn leave(&self, name: Name, who: Who, why: Departure) {
+        let mut guard = self.shard(name.hash);
         let shard = &mut *guard;
-        let Some(entry) = shard.table.find_mut(hash, |entry| entry.id == id) else {
+        let Some(entry) = shard
+            .table
+            .find(name.hash, |entry| entry.name.id == name.id)
+        else {
             return;
         };
         if who != (Who::Seat { led: false }) {
             entry.leader = Leader::Gone;
         }
-        // A leader's place in the flight, which it has not taken.
-        let placed = match &entry.body {
-            Body::Shared(flight) if who == Who::Ticket => Some(flight.clone()),
-            _ => None,
+        let unknowing = match who {
+            Who::Ticket => entry.flight().cloned(),
+            Who::Seat { .. } => None,
         };
         let mut removed = None;
         let flying = entry.is_flying();
         if flying {
             entry.callers -= 1;
-            let empty = entry.callers == 0 && !self.limits.lasting;
             shard.counts.left += u64::from(why == Departure::Left);
-            if empty {
-                if let Body::Shared(flight) = &entry.body {
+            if entry.callers == 0 && !self.limits.lasting {
+                if let Some(flight) = entry.flight() {
                     flight.mark_abandoned();
                 }
-                removed = shard.remove(hash, id);
+                removed = shard.table.remove(name);
             }
         } else if entry.phase == Phase::Owed && who == Who::Ticket {
-            removed = shard.remove(hash, id);
+            removed = shard.table.remove(name);
         }
         drop(guard);
-        if let Some(flight) = placed {
-            flight.leader_forgotten();
+        if let Some(flight) = unknowing {
+            flight.leader_left_early();
         }
         if let (true, Some(entry)) = (flying, removed) {
             // Its work is dropped here, outside the table: a call with the same key leads anew.
-            let _ending = Ending { space: self, hash };
-            if let Body::Shared(flight) = &entry.body {
+            let _ending = Ending {
+                space: self,
+                hash: name.hash,
+            };
+            if let Some(flight) = entry.flight() {
                 flight.abandon();
             }
             drop(entry);
@@ -581,23 +481,27 @@ impl<H: Home> Space<H> {
         key: &mut Option<H::Key>,
         work: impl FnOnce() -> Option<Parcel<H>>,
     ) -> Replaced<H> {
-        let hash = old.hash();
+        let hash = old.name().hash;
         let mut guard = self.shard(hash);
         let shard = &mut *guard;
-        let Some(entry) = shard.find(hash, old.id()) else {
+        let Some(entry) = shard.table.find(hash, |entry| entry.name == old.name()) else {
             return Replaced::Landed;
         };
         if !entry.is_flying() {
             return Replaced::Landed;
         }
-        let successor = entry.successor.clone();
-        if let Some(flight) = successor.filter(|flight| !flight.is_abandoned()) {
-            if let Some(entry) = shard.find(hash, flight.id()) {
+        let Body::Shared { successor, .. } = &mut entry.body else {
+            return Replaced::Landed;
+        };
+        if let Some(flight) = successor.clone().filter(|flight| !flight.is_abandoned()) {
+            if let Some(entry) = shard.find(flight.name()) {
                 entry.callers += usize::from(entry.is_flying());
             }
             shard.counts.joined += 1;
             drop(guard);
-            return Replaced::Joined(Seat::joining(flight, false).settle());
+            let mut seat = Seat::joining(flight, false);
+            seat.settle();
+            return Replaced::Joined(seat);
         }
         if entry.phase == Phase::Closed {
             return Replaced::Closed;
@@ -607,31 +511,32 @@ impl<H: Home> Space<H> {
         };
         // Open => Closed: nobody else has this key, so the new one takes its place unseen.
         entry.phase = Phase::Closed;
-        let id = self.next_id(shard, hash);
-        let work = work();
+        let name = self.name(&mut shard.next, hash);
         let flight = Flight::share(
             home,
             Shared {
                 key,
-                hash,
-                id,
+                name,
                 replacement: true,
-                work,
+                work: work(),
                 waker: None,
             },
         );
-        if let Some(entry) = shard.find(hash, old.id()) {
-            entry.successor = Some(flight.clone());
-        }
-        shard.insert(Entry {
-            hash,
-            id,
+        *successor = Some(flight.clone());
+        let entry = Entry {
+            name,
             callers: 1,
             leader: Leader::Seat,
             phase: Phase::Open,
-            body: Body::Shared(flight.clone()),
-            successor: None,
-        });
+            body: Body::Shared {
+                flight: flight.clone(),
+                until: None,
+                successor: None,
+            },
+        };
+        shard.table.insert(entry);
+        shard.running += 1;
+        shard.counts.led += 1;
         Replaced::Led(Seat::leading(flight))
     }
 
@@ -646,17 +551,17 @@ impl<H: Home> Space<H> {
         loop {
             let flight = {
                 let mut shard = self.shard(hash);
-                let entry = shard.table.iter_hash_mut(hash).find(|entry| {
-                    entry.hash == hash
-                        && matches!(entry.phase, Phase::Open | Phase::Kept(_))
-                        && !others.contains(&entry.id)
+                let entry = shard.table.find(hash, |entry| {
+                    entry.name.hash == hash
+                        && matches!(entry.phase, Phase::Open | Phase::Kept)
+                        && !others.contains(&entry.name)
                 });
                 entry?.share(home)
             };
             if is_key(flight.key()) {
                 return Some(flight);
             }
-            others.push(flight.id());
+            others.push(flight.name());
         }
     }
 
@@ -666,12 +571,12 @@ impl<H: Home> Space<H> {
             return false;
         };
         let mut shard = self.shard(hash);
-        let (known, kept) = match shard.find(hash, flight.id()) {
+        let (known, kept) = match shard.find(flight.name()) {
             Some(entry) if entry.phase == Phase::Open => {
                 entry.phase = Phase::Closed;
                 (true, None)
             }
-            Some(_) => (true, shard.unkeep(hash, flight.id())),
+            Some(_) => (true, shard.unkeep(flight.name())),
             None => (false, None),
         };
         drop(shard);
@@ -680,8 +585,8 @@ impl<H: Home> Space<H> {
     }
 
     /// Forgets what is kept of a flight.
-    pub(crate) fn expire(&self, hash: u64, id: u64) {
-        let kept = self.shard(hash).unkeep(hash, id);
+    pub(crate) fn expire(&self, name: Name) {
+        let kept = self.shard(name.hash).unkeep(name);
         drop(kept);
     }
 
@@ -691,7 +596,7 @@ impl<H: Home> Space<H> {
             return 0;
         };
         let mut shard = self.shard(hash);
-        match shard.find(hash, flight.id()) {
+        match shard.find(flight.name()) {
             Some(entry) if entry.is_flying() => entry.callers,
             _ => 0,
         }
@@ -700,16 +605,16 @@ impl<H: Home> Space<H> {
     pub(crate) fn standing(&self) -> Standing {
         let mut sum = Standing::default();
         for shard in &self.shards {
-            let shard = lock(&shard.0);
+            let mut shard = lock(&shard.0);
             sum.counts.led += shard.counts.led;
             sum.counts.joined += shard.counts.joined;
             sum.counts.left += shard.counts.left;
             sum.running += shard.running;
             sum.entries += shard.table.len();
-            for entry in &shard.table {
+            for entry in shard.table.iter_mut() {
                 match entry.phase {
                     Phase::Open | Phase::Closed => sum.waiting += entry.callers,
-                    Phase::Kept(_) => sum.kept += 1,
+                    Phase::Kept => sum.kept += 1,
                     Phase::Owed => {}
                 }
             }
@@ -725,20 +630,17 @@ impl<H: Home> Space<H> {
             shard.shut = true;
             let mut flights = Vec::new();
             let mut kept = Vec::new();
-            for entry in &mut shard.table {
+            for entry in shard.table.iter_mut() {
                 match entry.phase {
                     Phase::Open | Phase::Closed => {
                         entry.phase = Phase::Closed;
                         flights.push(entry.share(home));
                     }
-                    Phase::Kept(_) => kept.push((entry.hash, entry.id)),
+                    Phase::Kept => kept.push(entry.name),
                     Phase::Owed => {}
                 }
             }
-            let kept: Vec<_> = kept
-                .into_iter()
-                .map(|(hash, id)| shard.unkeep(hash, id))
-                .collect();
+            let kept: Vec<_> = kept.into_iter().map(|name| shard.unkeep(name)).collect();
             drop(guard);
             drop(kept);
             for flight in flights {

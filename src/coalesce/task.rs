@@ -139,8 +139,12 @@ where
                 driving: Some(driving),
             };
             let polled = {
-                let _polling = common.mark(flight.id()).polling();
-                watched.work.as_mut().poll(cx)
+                let _polling = common.mark(flight.name()).polling();
+                let polled = watched.work.as_mut().poll(cx);
+                polled.map(|result| {
+                    watched.work.set(Work::Empty);
+                    common.judge(flight.name(), result)
+                })
             };
             match polled {
                 Poll::Pending => {
@@ -149,10 +153,9 @@ where
                     }
                     return Poll::Pending;
                 }
-                Poll::Ready(result) => {
-                    watched.work.set(Work::Empty);
+                Poll::Ready(outcome) => {
                     if let Some(driving) = watched.driving.take() {
-                        common.land(driving, flight.id(), flight.hash(), result);
+                        driving.land_shared(flight, outcome);
                     }
                 }
             }

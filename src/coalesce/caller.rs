@@ -1,0 +1,135 @@
+//! What a caller does when it is polled: by its ticket, if it led and knows of nobody else, or in its
+//! seat of a shared flight.
+
+use std::task::{Context, Poll};
+
+use super::{
+    flight::{Driving, Home, Landing, Name, Seat, Turn},
+    shards::{Departure, Parked, Taken, Who},
+};
+
+/// The place of a caller that led and does not know that anybody joined. Dropping it leaves.
+pub(crate) struct Ticket<H: Home> {
+    /// `None` once it is given up for a seat or an outcome.
+    home: Option<H>,
+    name: Name,
+}
+
+/// What came of a poll by ticket.
+pub(crate) enum Step<H: Home> {
+    Pending,
+    /// The flight is shared.
+    Seated(Seat<H>),
+    Done(H::Value),
+}
+
+/// What came of a poll in a seat.
+pub(crate) enum Sat<V> {
+    Pending,
+    Done(V),
+    /// It is polled from within the flight that it waits for.
+    Reentrant,
+}
+
+impl<H: Home> Ticket<H> {
+    #[inline]
+    pub(crate) fn new(home: H, name: Name) -> Self {
+        let home = Some(home);
+        Self { home, name }
+    }
+
+    /// # Panics
+    ///
+    /// After it has panicked, or was done.
+    #[inline]
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Step<H> {
+        let home = self.home.as_ref().expect("polled after it was done");
+        let step = by_ticket(home, self.name, cx);
+        if !matches!(step, Step::Pending) {
+            self.home = None;
+        }
+        step
+    }
+}
+
+impl<H: Home> Drop for Ticket<H> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.space().leave(self.name, Who::Ticket, Departure::Left);
+        }
+    }
+}
+
+#[inline]
+fn by_ticket<H: Home>(home: &H, name: Name, cx: &mut Context<'_>) -> Step<H> {
+    let (work, polled_with) = match home.space().take(name) {
+        Taken::Alone(work, polled_with) => (work, polled_with),
+        Taken::Shared(seat) => return Step::Seated(seat),
+        Taken::Lost => panic!("polled after it had panicked"),
+    };
+    let mut driving = Driving::alone(home, name, work);
+    match driving.fly(cx) {
+        Poll::Ready(outcome) => match driving.land(outcome) {
+            Landing::Alone(value) => Step::Done(value),
+            Landing::Told(flight) => Step::Seated(Seat::leading(flight)),
+        },
+        Poll::Pending => {
+            let waker = match polled_with {
+                Some(waker) if waker.will_wake(cx.waker()) => waker,
+                other => {
+                    drop(other);
+                    cx.waker().clone()
+                }
+            };
+            match home.space().park(name, driving, waker) {
+                Parked::Alone => Step::Pending,
+                Parked::Shared(mut seat, driving) => {
+                    seat.adopt(driving);
+                    Step::Seated(seat)
+                }
+            }
+        }
+    }
+}
+
+impl<H: Home> Seat<H> {
+    /// Drives, waits or collects. `copy` makes another of a value.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        copy: impl FnOnce(&H::Value) -> H::Value,
+    ) -> Sat<H::Value> {
+        loop {
+            match self.turn(cx.waker()) {
+                Turn::Landed => {
+                    return match self.collect(cx.waker(), copy) {
+                        Poll::Pending => Sat::Pending,
+                        Poll::Ready(value) => Sat::Done(value),
+                    };
+                }
+                Turn::Wait { driven: false } => return Sat::Pending,
+                Turn::Wait { driven: true } => {
+                    let name = self.flight().name();
+                    let home = self.flight().home();
+                    return match home.is_some_and(|home| home.is_flying_here(name)) {
+                        true => Sat::Reentrant,
+                        false => Sat::Pending,
+                    };
+                }
+                Turn::Drive(home, work, waker) => {
+                    let mut driving = self.drive(&home, work);
+                    let mut inner = Context::from_waker(self.waker());
+                    match driving.fly(&mut inner) {
+                        Poll::Ready(outcome) => self.land(driving, outcome),
+                        Poll::Pending => {
+                            if self.park(driving, waker) {
+                                return Sat::Pending;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -10,12 +10,12 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(on_demand_loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
-#[cfg(feature = "coalesce")]
+#[cfg(any(feature = "coalesce", on_demand_loom))]
 pub(crate) use hashbrown::HashTable;
 pub(crate) use slab::Slab;
 
 /// A value that one takes out and brings back, boxed: one atomic step each.
-#[cfg(feature = "coalesce")]
+#[cfg(any(feature = "coalesce", on_demand_loom))]
 pub(crate) struct Slot<T> {
     #[cfg(not(on_demand_loom))]
     cell: crossbeam_utils::atomic::AtomicCell<Option<Box<T>>>,
@@ -23,7 +23,7 @@ pub(crate) struct Slot<T> {
     cell: Mutex<Option<Box<T>>>,
 }
 
-#[cfg(feature = "coalesce")]
+#[cfg(any(feature = "coalesce", on_demand_loom))]
 impl<T> Slot<T> {
     pub(crate) fn empty() -> Self {
         Self {

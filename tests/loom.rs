@@ -37,6 +37,20 @@ mod ceiling {
     #[path = "../../src/ceiling/victims.rs"]
     mod victims;
 }
+mod coalesce {
+    #[path = "../../src/coalesce/caller.rs"]
+    mod caller;
+    #[path = "../../src/coalesce/flight.rs"]
+    mod flight;
+    #[path = "../loom/coalesce.rs"]
+    mod model;
+    #[path = "../../src/coalesce/shards.rs"]
+    mod shards;
+    #[path = "../../src/coalesce/signal.rs"]
+    mod signal;
+    #[path = "../../src/coalesce/table.rs"]
+    mod table;
+}
 #[path = "loom/usage.rs"]
 mod usage_model;
 

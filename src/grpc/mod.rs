@@ -1,17 +1,9 @@
 //! gRPC, by tonic: channels and children as backends of generated clients, and errors as status.
 //!
 //! [`Connect`] is the maker: it connects to what tonic's `Endpoint` describes, and tonic's `Channel` is the
-//! [`Backend`]. Children that serve gRPC are started by `process::Spawn::h2c()`, and
-#![cfg_attr(
-    all(feature = "process", unix),
-    doc = "[`health`] asks them whether they are ready. "
-)]
-#![cfg_attr(
-    not(all(feature = "process", unix)),
-    doc = "`health` asks them whether they are ready. "
-)]
-//! [`StatusLayer`] turns errors into status. The whole is a transport for any generated client, and [`Stack`] is
-//! its type, for your structs:
+//! [`Backend`]. Children that serve gRPC are started by `process::Spawn::h2c()`, and [`health`] asks them whether
+//! they are ready. [`StatusLayer`] turns errors into status. The whole is a transport for any generated client,
+//! and [`Stack`] is its type, for your structs:
 //!
 //! ```
 //! # #[cfg(feature = "full")]

@@ -2,6 +2,8 @@
 #![cfg(all(feature = "full", target_os = "linux"))]
 #![allow(missing_docs, unreachable_pub, clippy::disallowed_methods)]
 
+#[path = "../support/example.rs"]
+mod example;
 mod support;
 
 use std::{

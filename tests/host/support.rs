@@ -2,14 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fs,
+    fs,
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    path::Path,
+    process::{Child, Command, ExitStatus},
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        Arc,
+        atomic::{AtomicBool, Ordering},
         mpsc,
     },
     thread,
@@ -25,69 +25,19 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::example::{example, marked, run_example};
+
 /// Longer than anything here takes on a busy machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// What marks a host of ours and all its children, in their environment.
-const MARK: &str = "TOWER_ON_DEMAND_HOST_TEST";
-
-/// The example's binary, built as this test was.
-pub fn binary() -> &'static Path {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let test = env::current_exe().unwrap();
-        // …/target/<profile>/deps/host-<hash>
-        let profile = test.ancestors().nth(2).unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .args(["build", "--quiet", "--offline", "--example", "host"])
-            .args(["--message-format", "json", "--target-dir"])
-            .arg(profile.parent().unwrap())
-            .args(["--features", "full"]);
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.stderr(Stdio::inherit()).output().unwrap();
-        assert!(built.status.success(), "the example does not build");
-        let messages = String::from_utf8(built.stdout).unwrap();
-        let key = "\"executable\":\"";
-        let (_, rest) = messages.rsplit_once(key).expect("an executable");
-        PathBuf::from(rest.split_once('"').unwrap().0)
-    })
-}
-
 /// A command that runs the host, and what marks it.
 pub fn host(args: &[&str]) -> (Command, String) {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let mark = format!("{}-{count}", std::process::id());
-    let mut command = Command::new(binary());
-    command
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(args)
-        .env(MARK, &mark)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    (command, mark)
+    example("host", args)
 }
 
 /// Runs the host to its end.
 pub fn run(args: &[&str]) -> (ExitStatus, String, String) {
-    let (mut command, mark) = host(args);
-    let mut child = command.spawn().unwrap();
-    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let reader = thread::spawn(move || {
-        let mut text = String::new();
-        err.read_to_string(&mut text).unwrap();
-        text
-    });
-    let mut text = String::new();
-    out.read_to_string(&mut text).unwrap();
-    let status = child.wait().unwrap();
-    assert_eq!(marked(&mark), BTreeSet::new(), "processes are left");
-    (status, text, reader.join().unwrap())
+    run_example("host", args)
 }
 
 /// A configuration file with `text`.
@@ -299,29 +249,6 @@ fn parent(pid: u32) -> Option<u32> {
         .nth(1)?
         .parse()
         .ok()
-}
-
-/// Who is alive of those with this mark in their environment.
-pub fn marked(mark: &str) -> BTreeSet<u32> {
-    let wanted = format!("{MARK}={mark}\0");
-    let mut found = BTreeSet::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-        if environment
-            .windows(wanted.len())
-            .any(|part| part == wanted.as_bytes())
-        {
-            found.insert(pid);
-        }
-    }
-    found
 }
 
 /// Kills a process at once.

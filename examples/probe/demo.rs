@@ -254,10 +254,11 @@ impl Demo {
                 "{failed} callers were not answered as they should be"
             ));
         }
+        wrong.dedup();
         if wrong.is_empty() {
             Ok(())
         } else {
-            Err(wrong.join("; "))
+            Err(wrong.join("\n       "))
         }
     }
 }

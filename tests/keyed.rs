@@ -296,3 +296,14 @@ fn keys_of_the_same_hash_are_told_apart() {
     }
     assert_eq!(tenants.keys(), 3);
 }
+
+#[test]
+fn a_key_may_be_what_is_started() {
+    let (runtime, clock, world) = world(1);
+    let tenants = KeyedLayer::by_key(runtime, |key: &Duration| Some(format!("{key:?}")));
+    let tenants = tenants.layer(world.maker());
+    clock
+        .block_on(tenants.oneshot(ms(7)))
+        .expect("it is served");
+    assert_eq!(world.saw("7ms").begun, 1);
+}

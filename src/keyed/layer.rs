@@ -12,6 +12,7 @@ use super::{
 use crate::{
     backend::Backend,
     error::{BoxError, Error, ErrorKind},
+    identity::Identity,
     lazy_start::LazyStartLayer,
     lifecycle::entrance::Entrance,
     runtime::Runtime,
@@ -70,6 +71,23 @@ pub struct KeyedLayer<K, T, I> {
 
 type TargetOf<K, T> = dyn Fn(&K) -> Result<T, BoxError> + Send + Sync;
 type Each<T> = dyn Fn(LazyStartLayer<T>) -> LazyStartLayer<T> + Send + Sync;
+
+impl<K: Target, I> KeyedLayer<K, K, I> {
+    /// A layer whose keys are themselves what is started, under that name: see [`new`](Self::new).
+    ///
+    /// ```
+    /// # use tower_on_demand::{KeyedLayer, Runtime};
+    /// # fn layer(runtime: Runtime) -> impl Sized {
+    /// KeyedLayer::by_key(runtime, |tenant: &String| Some(tenant.clone()))
+    /// # }
+    /// ```
+    pub fn by_key<Req>(runtime: Runtime, identity: I) -> Self
+    where
+        I: Identity<Req, Key = K>,
+    {
+        Self::new(runtime, identity, |key: &K| Ok::<_, BoxError>(key.clone()))
+    }
+}
 
 impl<K, T: Target, I> KeyedLayer<K, T, I> {
     /// A layer that finds the key of a request by `identity`, and what to start for it by `target`.

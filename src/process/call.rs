@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::Response;
+use http::{Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::ResponseFuture;
@@ -78,7 +78,10 @@ impl Future for Calling {
         loop {
             match state {
                 Sent::InFlight(sent) => match ready!(Pin::new(sent).poll(cx)) {
-                    Ok(response) => {
+                    Ok(mut response) => {
+                        if response.version() < Version::HTTP_11 {
+                            *response.version_mut() = Version::HTTP_11;
+                        }
                         let body = |incoming| ChildBody {
                             incoming,
                             process: process.clone(),

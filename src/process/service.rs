@@ -46,7 +46,10 @@ const NO_HOST: &str = "localhost";
 /// Requests are sent as they are, save for this: the version becomes the one that the child speaks,
 /// and a URI without a host is taken for this child's. With HTTP/1.1 the host goes into the `Host`
 /// header, if there is none; with HTTP/2 there is a connection for each host that is named, so
-/// callers that pass on what strangers ask for should set one.
+/// callers that pass on what strangers ask for should set one. The answer of a child that speaks HTTP/1.0
+/// only is one of HTTP/1.1, so that a server in front keeps its own connections. Headers pass as they are,
+/// those that are about one connection (`Connection`, `Keep-Alive`) included: a proxy for strangers takes
+/// them out, as `examples/host` does.
 ///
 /// A body whose own type mentions a `Box<dyn Error>`, `BoxBody<Bytes, BoxError>` for one, cannot be sent
 /// by a call that is spawned ("implementation of `From` is not general enough"), here as with hyper-util

@@ -292,6 +292,10 @@ async fn answer(
             sick.store(true, Ordering::Relaxed);
             String::new()
         }
+        ["http-1.0"] => {
+            let response = Response::builder().version(http::Version::HTTP_10);
+            return response.body(BodyExt::boxed(Full::default())).unwrap();
+        }
         ["status", code] => {
             status = code.parse().unwrap();
             String::new()

@@ -540,3 +540,14 @@ async fn an_upgraded_connection_passes_both_ways() {
     }
     client.stop().await;
 }
+
+#[tokio::test]
+async fn a_child_that_speaks_http_1_0_does_not_set_the_version_of_the_server_in_front() {
+    let _test = Test::begins();
+    let client = started(child("old", "at={address}")).await;
+    let request = http::Request::get("/http-1.0").body(String::new()).unwrap();
+    let response = client.lease().oneshot(request).await.unwrap();
+    assert_eq!(response.version(), http::Version::HTTP_11);
+    drop(response);
+    client.stop().await;
+}

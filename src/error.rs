@@ -60,10 +60,10 @@ pub enum ErrorKind {
         /// What it was set to.
         after: Duration,
     },
-    /// Starts failed lately; the next trial is due in [`Error::retry_after`].
+    /// Starts failed lately; the next trial is due in [`Error::retry_after`]. The cause is the last failure.
     #[non_exhaustive]
     BackingOff {
-        /// How many starts failed in a row.
+        /// How many starts failed in a row, or how many crashes have spent the restart budget.
         failures: u32,
     },
     /// The backend was unloaded and stays down until it is loaded.
@@ -126,6 +126,9 @@ pub struct NoRoom {
     pub running: usize,
     /// Those of them that were busy.
     pub busy: usize,
+    /// Those of them whose uses nobody counts, so that room is never made of them: there is no
+    /// `IdleEvict` above their `Ceiling`.
+    pub uncounted: usize,
     /// Starts that were waiting for room, the refused one included.
     pub waiting: usize,
     /// How long the refused one had waited.
@@ -191,6 +194,17 @@ impl Error {
     #[must_use]
     pub fn seen(self, detail: impl Into<Arc<str>>) -> Self {
         self.with(|inner| inner.detail = Some(detail.into()))
+    }
+
+    /// Adds what went wrong before, without repeating what this error says itself.
+    pub(crate) fn because_of(self, before: &Self) -> Self {
+        let detail = before.inner.detail.clone();
+        let before = before.clone().with(|inner| {
+            inner.backend = None;
+            inner.retry_after = None;
+            inner.detail = None;
+        });
+        self.because(before).with(|inner| inner.detail = detail)
     }
 
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {
@@ -273,7 +287,11 @@ impl fmt::Display for ErrorKind {
                 write!(f, "{clock}: not ready after {after:?}")
             }
             ErrorKind::BackingOff { failures } => {
-                write!(f, "not tried: {failures} starts failed in a row")
+                f.write_str("not tried: it has failed ")?;
+                match failures {
+                    1 => f.write_str("lately"),
+                    _ => write!(f, "{failures} times lately"),
+                }
             }
             ErrorKind::Unloaded => f.write_str("unloaded; load it to serve calls again"),
             ErrorKind::Unknown => f.write_str("there is no such backend"),
@@ -311,6 +329,13 @@ impl fmt::Display for NoRoom {
             "no room: {} of {} in use by {} running, {} of them busy; {} waiting, this one for {:.1?}",
             self.used, self.limit, self.running, self.busy, self.waiting, self.waited
         )?;
+        if self.uncounted > 0 {
+            write!(
+                f,
+                "; {} of them cannot make room, since nobody counts their uses: put IdleEvict above Ceiling",
+                self.uncounted
+            )?;
+        }
         if self.own {
             f.write_str(
                 "; only the instance to be replaced stands in the way: use reload_in_place",

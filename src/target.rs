@@ -13,7 +13,8 @@ use std::{
 /// What a backend is started from, with the name that errors, events and status give it.
 ///
 /// A maker (`MakeService`) gets a clone of it at every start. Strings are their own names; anything
-/// else gets one by [`Named`], by an impl of its own, or by `LazyStartLayer::name`.
+/// else gets one by [`Named`] or by an impl of its own. (`LazyStartLayer::name` calls the backend
+/// something else than its target.)
 ///
 /// ```
 /// use tower_on_demand::{Named, Target};
@@ -22,6 +23,11 @@ use std::{
 /// assert_eq!(target.name(), "probe");
 /// assert_eq!(*target, 8080);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a `Target`: it has no name",
+    label = "has no name",
+    note = "`Named::new(name, value)` gives one to any `Clone` value"
+)]
 pub trait Target: Clone + Send + 'static {
     /// The name.
     fn name(&self) -> &str;

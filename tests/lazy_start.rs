@@ -132,6 +132,22 @@ fn s24_a_call_within_the_window_fails_at_once_with_the_time_left() {
 }
 
 #[test]
+fn who_is_refused_for_failed_starts_is_told_why_they_failed() {
+    let (runtime, clock, world) = world(1);
+    world.plan("a", |plan| plan.failing = 1);
+    let stack = layer(&runtime, "a").layer(world.maker());
+    let first = vec![call(&clock, &stack, ms(0))];
+    clock.advance(ms(10));
+    assert_eq!(kinds(first), [Some(ErrorKind::StartFailed)]);
+    let mut within = call(&clock, &stack, ms(0));
+    clock.run();
+    let error = within.take().expect("at once").expect_err("refused");
+    let text = format!("{error:#}");
+    let why = "backend \"a\": not tried: it has failed lately: could not be started: exit status 1; try again in ";
+    assert!(text.starts_with(why), "{text}");
+}
+
+#[test]
 fn s39_a_reset_ends_the_window_at_once() {
     let (runtime, clock, world) = world(1);
     world.plan("a", |plan| plan.failing = 1);

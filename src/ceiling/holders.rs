@@ -42,6 +42,8 @@ pub(super) struct Holder {
     pub(super) start: Option<u64>,
     /// Its room stays when it leaves: its successor is about to start.
     reserved: bool,
+    /// There is an instance, or was one.
+    pub(super) made: bool,
     /// When it was admitted.
     pub(super) since: u64,
     /// How long, once ready, it is no victim; and until when.
@@ -106,6 +108,7 @@ impl Holders {
             class: Class::Starting,
             start,
             reserved: false,
+            made: false,
             since: now,
             residency,
             fresh_until: 0,
@@ -159,6 +162,14 @@ impl Holders {
         self.all.values()
     }
 
+    /// How many hold room that can never be made, for nobody counts their uses.
+    pub(super) fn uncounted(&self) -> usize {
+        let uncounted = |holder: &&Holder| {
+            holder.class == Class::Uncounted && holder.usage.is_none() && holder.weight > 0
+        };
+        self.iter().filter(uncounted).count()
+    }
+
     /// All that is taken.
     pub(super) fn used(&self) -> u64 {
         self.used
@@ -193,6 +204,7 @@ impl Holders {
         self.weights[holder.class as usize] -= holder.weight;
         self.weights[class as usize] += holder.weight;
         holder.class = class;
+        holder.made |= !matches!(class, Class::Starting | Class::Leaving);
         holder.key = match class {
             Class::Fresh => holder.fresh_until,
             _ => holder.ended(),

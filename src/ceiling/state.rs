@@ -156,11 +156,14 @@ impl State {
         let Some(holder) = self.holders.remove(id) else {
             return;
         };
-        let held = now.saturating_sub(holder.since);
-        self.residency = Some(match self.residency {
-            Some(average) => average - average / 8 + held / 8,
-            None => held,
-        });
+        // Starts that fail come and go, and say nothing of how long instances stay.
+        if holder.made {
+            let held = now.saturating_sub(holder.since);
+            self.residency = Some(match self.residency {
+                Some(average) => average - average / 8 + held / 8,
+                None => held,
+            });
+        }
         out.gone.push(holder);
     }
 
@@ -310,6 +313,7 @@ impl State {
             weight: waiter.weight,
             running: occupancy.running + occupancy.stopping,
             busy: occupancy.busy,
+            uncounted: self.holders.uncounted(),
             waiting: occupancy.waiting,
             waited: Duration::from_nanos(now.saturating_sub(waiter.since)),
             own,

@@ -113,15 +113,17 @@ struct Watch {
     waker: Option<Waker>,
 }
 
-/// Why a caller is refused before it waits.
-pub(crate) fn refused(not_yet: NotYet) -> Error {
-    Error::new(ErrorKind::BackingOff {
-        failures: not_yet.failures,
-    })
-    .after(not_yet.left)
-}
-
 impl<T, B: Backend> Desk<T, B> {
+    /// Why a caller is refused before it waits.
+    pub(crate) fn refused(&self, not_yet: NotYet) -> Error {
+        let failures = not_yet.failures;
+        let error = Error::new(ErrorKind::BackingOff { failures }).after(not_yet.left);
+        match &self.last_error {
+            Some(last) => error.because_of(last),
+            None => error,
+        }
+    }
+
     pub(crate) fn new(supply: Supply<T, B>, now: Instant) -> Self {
         Self {
             supply: Some(supply),
@@ -161,7 +163,8 @@ impl<T, B: Backend> Desk<T, B> {
         }
         // Nobody tries now. While somebody does, his outcome is awaited.
         if self.supply.is_some() || self.state == State::BackingOff {
-            self.history.check(policy, now).map_err(refused)?;
+            let checked = self.history.check(policy, now);
+            checked.map_err(|not_yet| self.refused(not_yet))?;
         }
         if self.waiting >= most {
             return Err(Error::new(ErrorKind::TooManyWaiting { limit: most }));

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     attend::{Either, Look, attend},
-    desk::{Halt, refused},
+    desk::Halt,
     ending,
     instance::Instance,
     owner::{End, Next, Owner},
@@ -146,7 +146,7 @@ where
             match desk.history.check(policy, now) {
                 Ok(()) => next = Next::Start,
                 Err(not_yet) => {
-                    let error = refused(not_yet).of(core.config.name.clone());
+                    let error = desk.refused(not_yet).of(core.config.name.clone());
                     told.extend(desk.tell(&error, |_| true));
                 }
             }

@@ -74,6 +74,7 @@ fn it_is_not_hopeless_while_something_starts_or_stops_or_is_only_not_counted() {
     host.clock.advance(secs(5));
     let numbers = no_room(&error(&mut refused));
     assert_eq!((numbers.used, numbers.running), (2, 2));
+    assert_eq!(numbers.uncounted, 1);
     assert_eq!(host.alive(&["p", "uncounted", "a"]), [1, 1, 0]);
     // Stopped by its owner, it makes room.
     let waiting = host.call(&a, ms(1));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower::{Layer, ServiceExt};
-use tower_on_demand::{BoxError, CeilingLayer, Error, ErrorKind, test_util};
+use tower_on_demand::{BoxError, CeilingLayer, Error, ErrorKind, LazyStartLayer, test_util};
 
 use crate::{
     common::{Host, error, no_room},
@@ -130,4 +130,48 @@ fn retry_after_is_the_average_residency_times_the_place_by_the_limit() {
             "{after:?}"
         );
     }
+}
+
+#[test]
+fn with_the_layers_the_wrong_way_round_the_refusal_says_so() {
+    let host = Host::new(1, 1);
+    let stack = |name: &str| {
+        let lazy = LazyStartLayer::new(host.runtime.clone(), name.to_owned());
+        let maker = host.evictable.layer(host.world.maker());
+        lazy.layer(host.ceiling.clone().wait(secs(1)).layer(maker))
+    };
+    let (a, b) = (stack("a"), stack("b"));
+    host.clock
+        .block_on(a.clone().oneshot(ms(1)))
+        .expect("there is room");
+    let refused = host.clock.block_on(b.clone().oneshot(ms(1)));
+    let refused = refused.expect_err("nothing is known to be idle");
+    assert_eq!(no_room(&refused).uncounted, 1);
+    let text = refused.to_string();
+    assert!(text.contains("put IdleEvict above Ceiling"), "{text}");
+    drop((a, b));
+    host.over(Vec::new());
+}
+
+#[test]
+fn starts_that_fail_say_nothing_of_how_long_room_is_held() {
+    let host = Host::new(1, 1);
+    host.world.plan("broken", |plan| plan.failing = 1);
+    let broken = host.stack("broken");
+    let failed = host.clock.block_on(broken.clone().oneshot(ms(1)));
+    failed.expect_err("it fails");
+    let (a, b) = (
+        host.stack("a"),
+        host.stack_with("b", |it| it.ceiling = it.ceiling.clone().wait(secs(4))),
+    );
+    let long = host.call(&a, secs(60));
+    let mut refused = host.call(&b, ms(1));
+    host.clock.advance(secs(4));
+    // The only one there is has been there for as long.
+    let after = error(&mut refused).retry_after().expect("a guess");
+    assert!(after >= secs(3), "{after:?}");
+    host.clock
+        .block_on(long)
+        .expect("nothing in flight was touched");
+    host.over(vec![broken, a, b]);
 }

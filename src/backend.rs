@@ -10,26 +10,33 @@ use crate::usage::{Eviction, Usage};
 /// task that started it, and everybody else holds leases. Any cloneable service becomes a backend
 /// with [`DropToStop`]; implement it yourself for what must be shut down in order.
 ///
-/// ```
-/// use tower_on_demand::{Backend, Retired, Stopped};
+/// Its futures do not borrow from it, since its owner waits for them beside its other work: clone what
+/// they need, and write `impl Future` as here. An `async fn` would borrow, and is refused with "does not
+/// fulfill the required lifetime".
 ///
-/// struct Pool(/* … */);
-/// # impl Pool { fn handle(&self) -> Handle { Handle } async fn close(&self) {} }
-/// # #[derive(Clone)] struct Handle;
+/// ```
+/// use std::sync::Arc;
+/// use tower_on_demand::{Backend, Stopped};
+/// # #[derive(Debug)] struct Connections;
+/// # impl Connections { async fn close(&self) {} }
+///
+/// struct Pool {
+///     connections: Arc<Connections>,
+/// }
 ///
 /// impl Backend for Pool {
-///     type Lease = Handle;
+///     type Lease = Arc<Connections>;
 ///
-///     fn lease(&self) -> Handle {
-///         self.handle()
-///     }
-///
-///     fn retired(&self) -> impl Future<Output = Retired> + Send + 'static {
-///         std::future::pending() // it does not end by itself
+///     fn lease(&self) -> Arc<Connections> {
+///         self.connections.clone()
 ///     }
 ///
 ///     fn stop(&self) -> impl Future<Output = Stopped> + Send + 'static {
-///         async { Stopped::Gone }
+///         let connections = self.connections.clone();
+///         async move {
+///             connections.close().await;
+///             Stopped::Gone
+///         }
 ///     }
 /// }
 /// ```

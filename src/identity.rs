@@ -8,7 +8,7 @@ use std::hash::Hash;
 /// What decides is `Eq`; the hash only finds. It is asked once per call, before any lock is taken, and
 /// must give the same key for the same request.
 ///
-/// Any `Fn(&Req) -> Option<K>` is one:
+/// Any `Fn(&Req) -> Option<K>` is one; `K` owns what it says, and does not borrow from the request:
 ///
 /// ```
 /// use tower_on_demand::Identity;

@@ -1,9 +1,100 @@
 //! Backends that exist only while somebody needs them, as tower layers for any async runtime.
+//!
+//! For what costs to keep and is not always needed: a process, a connection, a pool, a worker for each
+//! tenant. Its first call starts it, and all who call meanwhile wait for that one start; a ceiling bounds
+//! how many live at once; what nobody uses any more is stopped. No policy ever cuts a call.
+//!
+//! # A stack
+//!
+//! What is started is a [`Backend`]; what starts it is a *maker*, a `Service<Target>` that answers with
+//! one, as in tower's `MakeService`. The layers above the maker say when it is called, and when what it
+//! made is stopped.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use tower::{ServiceBuilder, ServiceExt, service_fn};
+//! # #[cfg(feature = "full")]
+//! use tower_on_demand::{
+//!     CeilingLayer, DropToStop, Group, IdleEvict, LazyStartLayer, Runtime, UntilResponse,
+//! };
+//!
+//! # #[cfg(feature = "full")]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tower_on_demand::Error> {
+//! let runtime = Runtime::tokio();
+//! let group = Group::new(); // all backends, to find them and to stop them
+//! let (evictable, idle_evict) = IdleEvict::pair(runtime.clone(), UntilResponse);
+//! let ceiling = CeilingLayer::new(runtime.clone(), 8); // clones share the 8
+//! runtime.spawn(idle_evict.run()); // without this nothing is stopped for age
+//!
+//! // The maker: any cloneable service is a backend in `DropToStop`.
+//! let maker = service_fn(|name: &'static str| async move {
+//!     // … whatever it takes to start it …
+//!     let worker = service_fn(move |n: u32| async move { Ok::<_, std::io::Error>(format!("{name}: {n}")) });
+//!     Ok::<_, std::io::Error>(DropToStop::new(worker))
+//! });
+//!
+//! let worker = ServiceBuilder::new()
+//!     .layer(LazyStartLayer::new(runtime, "worker").join(&group))
+//!     .layer(evictable.idle_after(Duration::from_secs(900)))
+//!     .layer(ceiling)
+//!     .service(maker);
+//!
+//! // Nothing runs yet.
+//! assert_eq!(worker.oneshot(7).await?, "worker: 7");
+//!
+//! // Nothing is alive when this returns, and nothing can appear.
+//! group.stopped(Duration::from_secs(30)).await;
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "full"))]
+//! # fn main() {}
+//! ```
+//!
+//! # The order of the layers
+//!
+//! From the caller's side down, as they stand in a `ServiceBuilder`; leave out what you do not need:
+//!
+//! | | takes | |
+//! |---|---|---|
+//! | [`http::StatusLayer`] | requests | errors become responses |
+//! | [`CoalesceLayer`] | requests | identical calls are made once |
+//! | [`LazyStartLayer`], [`KeyedLayer`] or [`KeepLayer`] | requests; makers' answers beneath | starts, and owns what was started |
+//! | [`IdleEvictLayer`] | targets | counts use, and retires what is idle |
+//! | [`CeilingLayer`] | targets | room for what lives |
+//! | the maker | targets | starts one instance |
+//!
+//! `IdleEvict` stands above `Ceiling`, which learns from it what is idle. The other way round compiles,
+//! and no room is ever made.
+//!
+//! # Where to look
+//!
+//! | for | see |
+//! |---|---|
+//! | child processes | [`process`] |
+//! | HTTP: bodies as use, upgrades, errors as statuses, axum | [`http`] |
+//! | gRPC | [`grpc`] |
+//! | a backend that is no service: a pool, a session | [`LazyStart::lend`], [`Backend`] |
+//! | backends known only at run time, by a key of the request | [`KeyedLayer`] |
+//! | orders from outside: start, stop, reload, status | [`Handle`], [`Group`] |
+//! | what went wrong, and whether to try again | [`Error`], [`ErrorKind`] |
+//! | tests of your own stack, on a virtual clock | [`test_util`] |
+//!
+//! # Features
+//!
+//! None is on by default. `coalesce`, `lazy-start`, `idle-evict` and `ceiling` are the layers; `http`,
+//! `client` (hyper-util's), `process` and `grpc` are backends and what goes with them; `tokio` and `smol`
+//! are runtimes; `util` is [`ServiceBuilderExt`], `test-util` is [`test_util`], `full` is all of them. The
+//! example above needs `lazy-start`, `idle-evict`, `ceiling` and `tokio`.
 #![forbid(unsafe_code)]
 // Under loom only the modules it runs are built, by tests/loom.rs.
 #![cfg(not(on_demand_loom))]
 // The core serves whichever layers are built; with all of them, all of it is used.
-#![cfg_attr(not(feature = "full"), allow(dead_code))]
+#![cfg_attr(
+    not(feature = "full"),
+    allow(dead_code, rustdoc::broken_intra_doc_links)
+)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;

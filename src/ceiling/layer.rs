@@ -21,8 +21,8 @@ use crate::{runtime::Runtime, usage::Recency};
 /// It wraps the maker of a [`Backend`](crate::Backend). A start takes room before the instance exists
 /// and gives it back when the instance is gone: starting, running, draining and stopping all count. If
 /// there is none, the coldest idle instance under the same limit is stopped for it (this needs
-/// `IdleEvict` above, which knows who is idle); if none is idle the start waits, in arrival order, until
-/// its `wait` is over. No call in flight is ever cut.
+/// `IdleEvict` above, which knows who is idle: without it, or with it below, nobody is); if none is idle
+/// the start waits, in arrival order, until its `wait` is over. No call in flight is ever cut.
 ///
 /// The limit belongs to the layer and is shared by its clones; the options belong to the clone they are
 /// set on, so each stack can have its own.

@@ -68,6 +68,43 @@ const LINGERING: usize = 1024;
 /// # Ok::<_, tower_on_demand::Error>(())
 /// # };
 /// ```
+///
+/// # HTTP
+///
+/// What is shared is cloned, and a streamed body cannot be: read it to its end first, beneath this layer.
+/// Give no key to what is its caller's own (other methods than `GET`, cookies, `Authorization`), and put
+/// into the key what the answer depends on.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::{Method, Request, Response};
+/// use http_body_util::{BodyExt, Full};
+/// use tower::{BoxError, ServiceBuilder, service_fn};
+/// use tower_on_demand::CoalesceLayer;
+///
+/// async fn collected<B>(response: Response<B>) -> Result<Response<Full<Bytes>>, BoxError>
+/// where
+///     B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
+/// {
+///     let (head, body) = response.into_parts();
+///     let bytes = body.collect().await.map_err(Into::into)?.to_bytes();
+///     Ok(Response::from_parts(head, Full::new(bytes)))
+/// }
+///
+/// fn identity<B>(request: &Request<B>) -> Option<String> {
+///     (request.method() == Method::GET).then(|| request.uri().to_string())
+/// }
+///
+/// let service = ServiceBuilder::new()
+///     .layer(CoalesceLayer::new(identity))
+///     .and_then(collected)
+///     .map_err(BoxError::from)
+///     .service(service_fn(|_: Request<String>| async {
+///         Ok::<_, std::io::Error>(Response::new("streamed, say".to_owned()))
+///     }));
+/// # fn of_requests<S: tower::Service<Request<String>>>(_: S) {}
+/// # of_requests(service);
+/// ```
 pub struct CoalesceLayer<I, Req, S, P = ShareAll, D = ByCallers>
 where
     S: Service<Req>,

@@ -6,6 +6,44 @@
 //! want services without errors; [`status`] and [`response`] are its two halves for handlers of your own.
 //!
 //! With the feature `client`, hyper-util's legacy `Client` is a [`Backend`](crate::Backend): each lease is a clone.
+//!
+//! # In axum
+//!
+//! A stack with [`StatusLayer`] on top is what a router takes. At the end the server finishes what it has
+//! begun, then the group stops what is left:
+//!
+//! ```no_run
+//! # #[cfg(feature = "full")]
+//! # async fn run() -> std::io::Result<()> {
+//! use std::time::Duration;
+//!
+//! use tower::ServiceBuilder;
+//! use tower_on_demand::{
+//!     Group, IdleEvict, LazyStartLayer, Runtime,
+//!     http::{StatusLayer, UntilBodyEnd},
+//!     process::{Command, Spawn},
+//! };
+//!
+//! let runtime = Runtime::tokio();
+//! let group = Group::new();
+//! let (evictable, idle_evict) = IdleEvict::pair(runtime.clone(), UntilBodyEnd);
+//! runtime.spawn(idle_evict.run());
+//!
+//! let command = Command::new("files", "python3").args(["-m", "http.server", "{port}"]);
+//! let files = ServiceBuilder::new()
+//!     .layer(StatusLayer::new())
+//!     .layer(LazyStartLayer::new(runtime, command).join(&group))
+//!     .layer(evictable.idle_after(Duration::from_secs(900)))
+//!     .service(Spawn::http());
+//!
+//! let app = axum::Router::new().nest_service("/files", files);
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
+//! let stop = async { drop(tokio::signal::ctrl_c().await) };
+//! axum::serve(listener, app).with_graceful_shutdown(stop).await?;
+//! group.stopped(Duration::from_secs(30)).await;
+//! # Ok(())
+//! # }
+//! ```
 
 mod body;
 #[cfg(feature = "client")]

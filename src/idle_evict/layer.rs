@@ -15,6 +15,10 @@ use crate::matches::Nothing;
 /// [`IdleEvict::pair`](super::IdleEvict::pair)). An instance in use is never stopped by a policy: not
 /// for age by the [`IdleEvict`](super::IdleEvict) of this layer, nor for room by a `Ceiling` below it.
 ///
+/// It goes beneath `LazyStartLayer` (or `KeyedLayer`, `KeepLayer`) and above `CeilingLayer`, which learns
+/// from it what is idle. Somebody must [run](super::IdleEvict::run) the other half of the pair: without
+/// that nothing is retired for age.
+///
 /// Its registry belongs to the layer and is shared by its clones; the options belong to the clone they
 /// are set on, so each stack can have its own.
 pub struct IdleEvictLayer<H, P = Nothing> {

@@ -23,7 +23,11 @@ use crate::{
 
 /// A lease to keep: the backend is in use, and stays, until it is dropped.
 ///
-/// For backends that are not services, a connection pool or a session:
+/// No policy stops what is lent. An order does ([`Handle::stop`](super::Handle::stop), a reload, a group
+/// that is stopped), once the drain timeout is over, and does not ask the borrower.
+///
+/// For backends that are not services, a connection pool or a session; see [`Backend`](crate::Backend) for
+/// one that is closed in order:
 ///
 /// ```
 /// # use tower::{Layer, service_fn};

@@ -15,14 +15,12 @@
 use std::{fmt::Debug, io, pin::Pin, time::Duration};
 
 use tower::{
-    Layer, Service as _, ServiceExt, service_fn,
-    timeout::TimeoutLayer,
-    util::{BoxCloneService, BoxCloneSyncService},
+    Layer, Service as _, ServiceExt, service_fn, timeout::TimeoutLayer, util::BoxCloneSyncService,
 };
 use tower_on_demand::{
     BoxError, CeilingLayer, Coalesce, CoalesceHandle, CoalesceLayer, DropToStop, Error, Evictable,
-    Group, Handle, IdleEvict, IdleEvictLayer, LazyStart, LazyStartLayer, LeasedFuture, Named,
-    Occupied, Runtime, UntilResponse, lazy_start, test_util,
+    Group, Handle, IdleEvict, IdleEvictLayer, KeepLayer, Keyed, KeyedLayer, LazyStart,
+    LazyStartLayer, LeasedFuture, Named, Occupied, Runtime, UntilResponse, lazy_start, test_util,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -78,6 +76,14 @@ macro_rules! spawn_every_stack_over {
         spawn!(lazy.layer(idle.layer(timeout.layer(ceiling.layer(maker.clone())))));
         spawn!(lazy.layer(timeout.layer(idle.layer(ceiling.layer(timeout.layer(maker.clone()))))));
         spawn!(timeout.layer(lazy.layer(idle.layer(ceiling.layer(maker.clone())))));
+        let keyed = KeyedLayer::new(
+            runtime.clone(),
+            |n: &u32| Some(*n),
+            |_: &u32| Ok::<_, io::Error>("x"),
+        );
+        spawn!(keyed.layer(maker.clone()));
+        spawn!(keyed.layer(idle.layer(timeout.layer(ceiling.layer(maker.clone())))));
+        spawn_shared!(keyed.layer(idle.layer(ceiling.layer(maker.clone()))));
         spawn_shared!(lazy.layer(maker.clone()));
         spawn_shared!(lazy.layer(idle.layer(maker.clone())));
         spawn_shared!(lazy.layer(ceiling.layer(maker.clone())));
@@ -214,8 +220,8 @@ async fn boxed_makers_and_boxed_backends() {
         Ok::<_, BoxError>(DropToStop::new(Boxed::new(service)))
     });
     spawn_every_stack_over!(maker);
-    let boxed: BoxCloneService<&'static str, DropToStop<Boxed>, BoxError> =
-        BoxCloneService::new(maker);
+    let boxed: BoxCloneSyncService<&'static str, DropToStop<Boxed>, BoxError> =
+        BoxCloneSyncService::new(maker);
     spawn_every_stack_over!(boxed);
 }
 
@@ -244,6 +250,9 @@ fn what_goes_where_users_take_it() {
     shared::<LazyStartLayer<String>>();
     shared::<LazyStart<String, Lease>>();
     shared::<Handle<String>>();
+    shared::<KeepLayer>();
+    shared::<KeyedLayer<u32, String, Key>>();
+    shared::<Keyed<u32, Lease, Key>>();
     shared::<CoalesceLayer<Key, u32, Cheap>>();
     shared::<Coalesce<Cheap, Key, u32>>();
     shared::<CoalesceHandle<u32>>();

@@ -125,6 +125,7 @@ mod lease;
 #[cfg(feature = "lazy-start")]
 mod lifecycle;
 mod matches;
+mod notices;
 mod runtime;
 mod sync;
 mod target;

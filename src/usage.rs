@@ -24,18 +24,16 @@
 //! - `PINNED`: no policy may close it. It is in this word so that a close decided before it was pinned
 //!   is refused.
 //!
-//! # Notices
-//!
-//! Waiting is slow-path: wakers stand under a lock beside the word. Whoever changes the word does so
-//! *before* it takes that lock, and whoever waits registers under the lock and *then* reads the word
-//! again: one of the two sees the other.
+//! Waiting for any of it is slow-path, and stands beside the word: see `notices.rs`.
 
-use std::{any::Any, fmt, sync::OnceLock, task::Poll, task::Waker, time::Duration};
+use std::{fmt, sync::OnceLock};
 
 use crate::{
-    sync::{Arc, Mutex, Weak, atomic::AtomicU64, atomic::Ordering, lock},
-    wakers::Wakers,
+    notices::{Notices, Tell},
+    sync::{Arc, Mutex, atomic::AtomicU64, atomic::Ordering},
 };
+
+pub(crate) use crate::notices::{Closed, Holdouts, Telling, Watch};
 
 const COUNT: u64 = (1 << 24) - 1;
 const CLOSED: u64 = 1 << 24;
@@ -55,23 +53,6 @@ pub(crate) trait Recency: Send + Sync {
     /// Read where a decision is made.
     fn checked(&self) -> u64 {
         self.now()
-    }
-}
-
-/// Somebody who decides over instances, and knows each by a key.
-///
-/// Told outside of all locks, after the fact: what it is told of may be the past already, so it
-/// looks at the word again.
-pub(crate) trait Watch: Send + Sync {
-    /// The instance was [wanted](Usage::want), and fell idle.
-    fn fell_idle(&self, key: u64);
-    /// The instance was closed, by whomever.
-    fn closed(&self, key: u64);
-    /// Whether the instance is pinned has changed.
-    fn pinned(&self, key: u64);
-    /// Its idle bound is to be `bound` from now on.
-    fn set_idle_after(&self, key: u64, bound: Option<Duration>) {
-        let _ = (key, bound);
     }
 }
 
@@ -97,43 +78,7 @@ pub struct Usage {
     clock: Arc<dyn Recency>,
     /// The backend's name, for the errors of its calls.
     name: OnceLock<Arc<str>>,
-    notices: Mutex<Notices>,
-}
-
-#[derive(Default)]
-struct Notices {
-    /// Set once, after `CLOSED`.
-    closed: Option<Closed>,
-    watching: Vec<(Weak<dyn Watch>, u64)>,
-    /// Those who wait for `closed`.
-    closing: Wakers,
-    /// Those who wait for `CLOSED` and count 0.
-    draining: Wakers,
-    /// Those whose claim waits while `YIELDING`.
-    yielding: Wakers,
-    /// Uses in progress that must hear of `CUT`.
-    cutting: Wakers,
-    /// What is held until the last use has ended.
-    parting: Vec<Box<dyn Any + Send>>,
-    holdouts: Weak<Holdouts>,
-}
-
-/// Leases whose claim was refused, and that still hold the service they would have used: no uses, but
-/// they keep the instance's resources all the same, for as long as they wait for its claim or until they
-/// are dropped. Each holds a clone of this, and with the last of them goes what is held for the
-/// instance's end.
-#[derive(Default)]
-pub(crate) struct Holdouts {
-    parting: Mutex<Vec<Box<dyn Any + Send>>>,
-}
-
-/// How an instance was closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Closed {
-    /// By a policy, while it was idle.
-    Evicted(Eviction),
-    /// By its owner, whatever was in flight.
-    ByOwner,
+    pub(crate) notices: Mutex<Notices>,
 }
 
 /// Why a claim was not to be had.
@@ -174,7 +119,7 @@ impl Look {
     pub(crate) fn is_idle(self) -> bool {
         self.0 & (CLOSED | COUNT | PINNED) == 0
     }
-    fn is_drained(self) -> bool {
+    pub(crate) fn is_drained(self) -> bool {
         self.0 & (CLOSED | COUNT) == CLOSED
     }
 }
@@ -235,39 +180,6 @@ impl Usage {
         })
     }
 
-    /// Claims the instance; while it is yielding, registers `waker` under `key` and is pending.
-    pub(crate) fn poll_claim(
-        self: &Arc<Self>,
-        key: &mut Option<usize>,
-        waker: &Waker,
-    ) -> Poll<Result<Claim, Refused>> {
-        match self.claim() {
-            Err(Refused::Yielding) => {}
-            decided => {
-                self.forget_claim(key);
-                return Poll::Ready(decided);
-            }
-        }
-        let waker = waker.clone();
-        let old = lock(&self.notices).yielding.register(key, waker);
-        drop(old);
-        match self.claim() {
-            Err(Refused::Yielding) => Poll::Pending,
-            decided => {
-                self.forget_claim(key);
-                Poll::Ready(decided)
-            }
-        }
-    }
-
-    /// Ends the registration of [`poll_claim`](Self::poll_claim).
-    pub(crate) fn forget_claim(&self, key: &mut Option<usize>) {
-        if key.is_some() {
-            let old = lock(&self.notices).yielding.remove(key);
-            drop(old);
-        }
-    }
-
     /// Closes the instance for `why` if the word is still the one `seen`, which must be idle. For those
     /// who decide under a lock: what comes back tells everybody, and must be dropped outside of it.
     pub(crate) fn start_closing(self: &Arc<Self>, seen: Look, why: Eviction) -> Option<Telling> {
@@ -276,10 +188,7 @@ impl Usage {
         self.word
             .compare_exchange(seen.0, closed, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
-        Some(Telling {
-            usage: self.clone(),
-            what: Tell::Closed(why),
-        })
+        Some(Telling::new(self.clone(), Tell::Closed(why)))
     }
 
     /// Closes the instance at once: uses in progress go on, no new one begins. False if it was closed.
@@ -304,12 +213,6 @@ impl Usage {
         self.close_now();
     }
 
-    /// Tells `watch` from now on what becomes of the instance, which it knows as `key`. What was
-    /// before is in the word: look at it afterwards.
-    pub(crate) fn watch(&self, watch: Weak<dyn Watch>, key: u64) {
-        lock(&self.notices).watching.push((watch, key));
-    }
-
     /// Asks for a notice to those who watch when the instance falls idle, and says how it stands now:
     /// if it is idle already there is no notice, and the caller may close it. An instance that nobody
     /// has used yet is not idle to those who ask here.
@@ -331,10 +234,7 @@ impl Usage {
     /// tells them, and must be dropped outside of all locks.
     pub(crate) fn stop_yielding(self: &Arc<Self>) -> Telling {
         self.word.fetch_and(!YIELDING, Ordering::AcqRel);
-        Telling {
-            usage: self.clone(),
-            what: Tell::Reopened,
-        }
+        Telling::new(self.clone(), Tell::Reopened)
     }
 
     /// Whether policies may close the instance.
@@ -349,119 +249,16 @@ impl Usage {
         }
     }
 
-    /// Sets the idle bound, if anything keeps one for this instance: `None` is never for age, zero is
-    /// pinned.
-    pub(crate) fn set_idle_after(&self, bound: Option<Duration>) {
-        self.tell_watching(|watch, key| watch.set_idle_after(key, bound));
-    }
-
     /// Tells every use in progress to end now.
     pub(crate) fn cut(&self) {
         self.word.fetch_or(CUT, Ordering::AcqRel);
-        let wake = lock(&self.notices).cutting.take();
-        wake.wake();
-    }
-
-    /// Pending until uses in progress are to end now.
-    pub(crate) fn poll_cut(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
-        if self.look().is_cut() {
-            return Poll::Ready(());
-        }
-        let waker = waker.clone();
-        let old = lock(&self.notices).cutting.register(key, waker);
-        drop(old);
-        if self.look().is_cut() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    }
-
-    /// Ends the registration of [`poll_cut`](Self::poll_cut).
-    pub(crate) fn forget_cut(&self, key: &mut Option<usize>) {
-        if key.is_some() {
-            let old = lock(&self.notices).cutting.remove(key);
-            drop(old);
-        }
-    }
-
-    /// Pending until the instance is closed.
-    pub(crate) fn poll_closed(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<Closed> {
-        let waker = waker.clone();
-        let mut notices = lock(&self.notices);
-        let (old, poll) = match notices.closed {
-            Some(closed) => (notices.closing.remove(key), Poll::Ready(closed)),
-            None => (notices.closing.register(key, waker), Poll::Pending),
-        };
-        drop(notices);
-        drop(old);
-        poll
-    }
-
-    /// Ends the registration of [`poll_closed`](Self::poll_closed).
-    pub(crate) fn forget_closed(&self, key: &mut Option<usize>) {
-        if key.is_some() {
-            let old = lock(&self.notices).closing.remove(key);
-            drop(old);
-        }
-    }
-
-    /// Pending until the instance is closed and its last use has ended.
-    pub(crate) fn poll_drained(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
-        let waker = waker.clone();
-        let mut notices = lock(&self.notices);
-        let (old, poll) = if self.look().is_drained() {
-            (notices.draining.remove(key), Poll::Ready(()))
-        } else {
-            (notices.draining.register(key, waker), Poll::Pending)
-        };
-        drop(notices);
-        drop(old);
-        poll
-    }
-
-    /// Ends the registration of [`poll_drained`](Self::poll_drained).
-    pub(crate) fn forget_drained(&self, key: &mut Option<usize>) {
-        if key.is_some() {
-            let old = lock(&self.notices).draining.remove(key);
-            drop(old);
-        }
-    }
-
-    /// Holds `what` until the instance is closed, its last use has ended and no
-    /// [holdout](Self::hold_out) is left.
-    pub(crate) fn hold_until_drained(&self, what: Box<dyn Any + Send>) {
-        let mut notices = lock(&self.notices);
-        if self.look().is_drained() {
-            let holdouts = notices.holdouts.upgrade();
-            drop(notices);
-            Self::part(holdouts, vec![what]);
-        } else {
-            notices.parting.push(what);
-        }
-    }
-
-    /// For a lease whose claim was refused, to keep for as long as it keeps what it would have used.
-    pub(crate) fn hold_out(&self) -> Arc<Holdouts> {
-        let mut notices = lock(&self.notices);
-        notices.holdouts.upgrade().unwrap_or_else(|| {
-            let holdouts = Arc::default();
-            notices.holdouts = Arc::downgrade(&holdouts);
-            holdouts
-        })
-    }
-
-    /// Drops `parting`, or has it dropped by the last of the holdouts. Not under a lock.
-    fn part(holdouts: Option<Arc<Holdouts>>, parting: Vec<Box<dyn Any + Send>>) {
-        match holdouts {
-            Some(holdouts) => lock(&holdouts.parting).extend(parting),
-            None => drop(parting),
-        }
+        self.tell_cut();
     }
 
     fn swap(&self, seen: u64, next: u64) -> Result<(), u64> {
+        // A failure may be what is decided on next: with the word comes when the last use ended.
         self.word
-            .compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire)
             .map(drop)
     }
 
@@ -512,63 +309,6 @@ impl Usage {
                 }
                 Ok(()) => return,
                 Err(now) => word = now,
-            }
-        }
-    }
-
-    fn tell_closed(&self, how: Closed, drained: bool) {
-        let mut notices = lock(&self.notices);
-        notices.closed = Some(how);
-        let mut wake = notices.closing.take();
-        wake.extend(notices.yielding.take());
-        drop(notices);
-        wake.wake();
-        self.tell_watching(|watch, key| watch.closed(key));
-        if drained {
-            self.tell_drained();
-        }
-    }
-
-    fn tell_drained(&self) {
-        let mut notices = lock(&self.notices);
-        let parting = std::mem::take(&mut notices.parting);
-        let holdouts = notices.holdouts.upgrade();
-        let wake = notices.draining.take();
-        drop(notices);
-        Self::part(holdouts, parting);
-        wake.wake();
-    }
-
-    fn tell_watching(&self, tell: impl Fn(&dyn Watch, u64)) {
-        let watching = lock(&self.notices).watching.clone();
-        for (watch, key) in watching {
-            if let Some(watch) = watch.upgrade() {
-                tell(&*watch, key);
-            }
-        }
-    }
-}
-
-/// A change of the word that was made under somebody's lock, and is still to be told. Dropping it
-/// tells: outside of all locks, since it wakes and drops what others own.
-#[must_use = "drop it outside of all locks"]
-pub(crate) struct Telling {
-    usage: Arc<Usage>,
-    what: Tell,
-}
-
-enum Tell {
-    Closed(Eviction),
-    Reopened,
-}
-
-impl Drop for Telling {
-    fn drop(&mut self) {
-        match self.what {
-            Tell::Closed(why) => self.usage.tell_closed(Closed::Evicted(why), true),
-            Tell::Reopened => {
-                let wake = lock(&self.usage.notices).yielding.take();
-                wake.wake();
             }
         }
     }

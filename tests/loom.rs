@@ -14,6 +14,8 @@
 
 #[path = "../src/error.rs"]
 mod error;
+#[path = "../src/notices.rs"]
+mod notices;
 #[path = "../src/sync.rs"]
 mod sync;
 #[path = "../src/usage.rs"]

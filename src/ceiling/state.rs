@@ -108,7 +108,7 @@ impl State {
         }
         if let Some(own) = ask.takes {
             self.came_back(own, now, out);
-            if self.holders.used().saturating_add(ask.weight) <= self.limit {
+            if self.fits(ask.weight) == Some(true) {
                 let id = self
                     .holders
                     .admit(ask.weight, ask.start, ask.residency, now);
@@ -194,16 +194,24 @@ impl State {
 
     /// What is missing for `need` more, once all that is leaving is gone.
     pub(super) fn missing(&self, need: u64) -> u64 {
-        self.staying()
-            .saturating_add(need)
-            .saturating_sub(self.limit)
+        let wanted = u128::from(self.staying()) + u128::from(need);
+        let missing = wanted.saturating_sub(u128::from(self.limit));
+        u64::try_from(missing).unwrap_or(u64::MAX)
+    }
+
+    /// Whether `weight` more is within the limit. `None`: it cannot even be counted.
+    fn fits(&self, weight: u64) -> Option<bool> {
+        let used = self.holders.used().checked_add(weight)?;
+        Some(used <= self.limit)
     }
 
     /// Hands room that is there to the first in line, and the next.
     fn grant(&mut self, now: u64, out: &mut Out) {
         while let Some(key) = self.queue.first() {
             let waiter = self.queue.get(key);
-            let fits = self.holders.used().saturating_add(waiter.weight) <= self.limit;
+            let Some(fits) = self.fits(waiter.weight) else {
+                return;
+            };
             if !fits && (waiter.strict || self.blocked_by_own(key) || !self.hopeless()) {
                 return;
             }

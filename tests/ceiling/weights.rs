@@ -134,3 +134,15 @@ fn what_weighs_nothing_is_always_admitted_and_never_a_victim() {
     assert_eq!(host.alive(&["a", "b", "feather"]), [0, 1, 1]);
     host.over(vec![a, b, feather]);
 }
+
+#[test]
+fn weights_without_end_are_counted_without_overflow() {
+    let host = Host::new(1, u64::MAX);
+    let [a, b] = ["a", "b"].map(|name| weighing(&host, name, u64::MAX));
+    host.served(&a, ms(1));
+    assert_eq!(host.ceiling.occupancy().used, u64::MAX);
+    // The first makes room for the second.
+    host.served(&b, ms(1));
+    assert_eq!(host.alive(&["a", "b"]), [0, 1]);
+    host.over(vec![a, b]);
+}

@@ -74,6 +74,7 @@ pub(crate) async fn run() -> Result<(), String> {
     println!("six backends, room for {LIMIT} at once, on {url}/<backend>/\n");
     let driver = Driver::new(&url, timeline.clone());
     script(&driver, &host).await;
+    timeline.caught_up().await;
 
     heading("The host stops: nothing is left.");
     ledger.closing().map_err(|error| error.to_string())?;

@@ -163,6 +163,9 @@ impl fmt::Display for Chain<'_> {
 
 /// Answers errors, so that the service has none: what axum and hyper want of a service.
 ///
+/// The body says which backend it was, why, and what it printed last; [`terse`](Self::terse) is for
+/// clients who shall not read that.
+///
 /// The answer is that of [`response`]: for errors of this crate, and for those of other layers above
 /// them. `Req` is the request type, which is inferred where the service is used. The state is each
 /// service's own.

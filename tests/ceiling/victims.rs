@@ -1,7 +1,9 @@
 //! Who has to go: the coldest of the idle ones, and never anybody else.
 
 use tower::{Layer, ServiceExt};
-use tower_on_demand::{Backend, CeilingLayer, Error, ErrorKind, Eviction, Retired, State};
+use tower_on_demand::{
+    Backend, CeilingLayer, Error, ErrorKind, Eviction, LazyStartLayer, Retired, State,
+};
 
 use crate::{
     common::{Host, Stack, error, is_done, no_room},
@@ -393,4 +395,24 @@ fn s48_one_room_four_backends_callers_for_all_and_every_call_served() {
         assert_eq!(host.world.peak(), 1);
         host.over(stacks);
     }
+}
+
+#[test]
+fn room_that_is_on_its_way_back_anyway_is_waited_for_and_nobody_is_stopped_for_it() {
+    let host = Host::new(1, 2);
+    host.world.plan("uncounted", |plan| plan.stop = secs(5));
+    let lazy = LazyStartLayer::new(host.runtime.clone(), "uncounted".to_owned());
+    let (lazy, handle) = lazy.pair();
+    let uncounted = lazy.layer(host.ceiling.layer(host.world.maker()));
+    host.clock.block_on(handle.start()).expect("there is room");
+    let [a, b] = ["a", "b"].map(|name| host.stack(name));
+    host.served(&a, ms(1));
+    let stopping = host.clock.spawn(handle.stop());
+    host.clock.advance(secs(1));
+    let to_b = host.call(&b, ms(1));
+    host.clock.block_on(to_b).expect("it is served");
+    assert!(stopping.is_finished());
+    assert_eq!(host.alive(&["uncounted", "a", "b"]), [0, 1, 1]);
+    drop((uncounted, handle));
+    host.over(vec![a, b]);
 }

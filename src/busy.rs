@@ -193,9 +193,26 @@ impl Busy {
         usage.poll_cut(&mut self.cut_key, cx.waker())
     }
 
-    /// Whether what is in use is no more.
-    pub(crate) fn is_dead(&self) -> bool {
-        self.usage().is_some_and(|usage| usage.look().is_dead())
+    /// Whether a use that has not begun yet must not begin any more.
+    pub(crate) fn is_void(&self) -> bool {
+        self.usage().is_some_and(|usage| usage.look().is_void())
+    }
+
+    /// Ready when a use that has not begun yet must not begin any more.
+    pub(crate) fn poll_void(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let usage = match &self.held {
+            Held::Nothing => return Poll::Pending,
+            Held::Own(claim) => claim.usage(),
+            Held::Shared(claim) => claim.usage(),
+        };
+        usage.poll_void(&mut self.cut_key, cx.waker())
+    }
+
+    /// Its end is no sign that anybody wants the instance. For a use that is not shared yet.
+    pub(crate) fn keep_recency(&mut self) {
+        if let Held::Own(claim) = &mut self.held {
+            claim.keep_recency();
+        }
     }
 
     /// Whether the use is to end now. Registers no waker: for those who are never pending.

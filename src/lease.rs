@@ -21,8 +21,8 @@ use crate::{
 
 /// A service with its claim on the instance behind it, taken when it was lent.
 ///
-/// `poll_ready` fails with [`ErrorKind::Evicted`] if the instance was closed first, or died, as tower
-/// has it: discard this service, send the same request to another. The claim goes from `call` into the
+/// `poll_ready` fails with [`ErrorKind::Evicted`] if the instance was closed first, died, or was stopped
+/// meanwhile, as tower has it: discard this service, send the same request to another. The claim goes from `call` into the
 /// response future, and from there where [`Hold`] says; the next `poll_ready` takes a new one. A
 /// readied lease that is never called keeps its claim until it is dropped.
 pub struct Leased<S, H = UntilResponse, P = Nothing> {
@@ -36,9 +36,9 @@ enum State {
     /// Somebody above counts.
     Uncounted,
     Unclaimed(Unclaimed),
-    Claimed(Claim),
+    Claimed(Busy),
     /// For one call, which takes the claim along: nothing is left to claim again with.
-    Once(Option<Claim>),
+    Once(Option<Busy>),
 }
 
 /// A place among those who wait for a yielding instance, if it has registered.
@@ -76,7 +76,7 @@ impl State {
 
     fn claim(usage: &Arc<Usage>) -> Self {
         match usage.claim() {
-            Ok(claim) => State::Claimed(claim),
+            Ok(claim) => State::Claimed(Busy::new(Some(claim))),
             // `poll_ready` asks again, and says which it is. Until then this keeps a service: the
             // owner, who lets go of the instance only when no lease is being taken any more, leaves its
             // room to whoever holds out.
@@ -89,16 +89,25 @@ impl State {
     }
 
     /// Takes the claim out, for one call.
-    fn take(&mut self) -> Option<Claim> {
-        let next = match self {
-            State::Uncounted => return None,
+    fn take(&mut self) -> Busy {
+        match self {
+            State::Uncounted => Busy::nothing(),
             State::Unclaimed(_) => panic!("a lease was called that is not ready"),
-            State::Once(claim) => return Some(claim.take().expect("a lease for one call")),
-            State::Claimed(claim) => Self::unclaimed(claim.usage()),
-        };
-        match std::mem::replace(self, next) {
-            State::Claimed(claim) => Some(claim),
-            State::Uncounted | State::Unclaimed(_) | State::Once(_) => None,
+            State::Once(claim) => claim.take().expect("a lease for one call"),
+            State::Claimed(claim) => {
+                let claim = claim.take();
+                if let Some(usage) = claim.usage() {
+                    *self = Self::unclaimed(usage);
+                }
+                claim
+            }
+        }
+    }
+
+    fn claimed(&mut self) -> Option<&mut Busy> {
+        match self {
+            State::Claimed(claim) | State::Once(Some(claim)) => Some(claim),
+            State::Uncounted | State::Unclaimed(_) | State::Once(None) => None,
         }
     }
 }
@@ -157,7 +166,10 @@ impl<S: Clone, H: Clone, P: Clone> Clone for Leased<S, H, P> {
             claim: match &self.claim {
                 State::Uncounted => State::Uncounted,
                 State::Unclaimed(unclaimed) => State::unclaimed(&unclaimed.usage),
-                State::Claimed(claim) | State::Once(Some(claim)) => State::unclaimed(claim.usage()),
+                State::Claimed(claim) | State::Once(Some(claim)) => match claim.usage() {
+                    Some(usage) => State::unclaimed(usage),
+                    None => State::Uncounted,
+                },
                 State::Once(None) => State::Once(None),
             },
             hold: self.hold.clone(),
@@ -182,27 +194,31 @@ where
         match &mut self.claim {
             State::Uncounted => {}
             State::Claimed(claim) | State::Once(Some(claim)) => {
-                if claim.usage().look().is_dead() {
+                if claim.is_void() {
                     return Poll::Ready(Err(Error::new(ErrorKind::Evicted)));
                 }
             }
             State::Once(None) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
             State::Unclaimed(unclaimed) => match ready!(unclaimed.poll(cx)) {
-                Ok(claim) => self.claim = State::Claimed(claim),
+                Ok(claim) => self.claim = State::Claimed(Busy::new(Some(claim))),
                 Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
             },
         }
-        self.service.poll_ready(cx).map_err(Error::service)
+        match (self.service.poll_ready(cx), self.claim.claimed()) {
+            (Poll::Pending, Some(claim)) => {
+                // It may never be ready any more.
+                ready!(claim.poll_void(cx));
+                Poll::Ready(Err(Error::new(ErrorKind::Evicted)))
+            }
+            (poll, _) => poll.map_err(Error::service),
+        }
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        let mut claim = self.claim.take();
-        if let Some(claim) = &mut claim {
-            if self.not_use.matches(&request) {
-                claim.keep_recency();
-            }
+        let mut busy = self.claim.take();
+        if busy.usage().is_some() && self.not_use.matches(&request) {
+            busy.keep_recency();
         }
-        let mut busy = Busy::new(claim);
         let (request, hold) = self.hold.begin(request, &mut busy);
         LeasedFuture {
             future: Some(self.service.call(request)),

@@ -10,7 +10,7 @@ use std::{any::Any, task::Poll, task::Waker, time::Duration};
 
 use crate::{
     sync::{Arc, Mutex, Weak, lock},
-    usage::{Claim, Eviction, Refused, Usage},
+    usage::{Claim, Eviction, Look, Refused, Usage},
     wakers::Wakers,
 };
 
@@ -52,7 +52,7 @@ pub(crate) struct Notices {
     draining: Wakers,
     /// Those whose claim waits while `YIELDING`.
     yielding: Wakers,
-    /// Uses in progress that must hear of `CUT`.
+    /// Uses that must hear of `CUT`, and those that have not begun yet of `DEAD` as well.
     cutting: Wakers,
     /// What is held until the last use has ended.
     parting: Vec<Box<dyn Any + Send>>,
@@ -116,20 +116,34 @@ impl Usage {
 
     /// Pending until uses in progress are to end now.
     pub(crate) fn poll_cut(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
-        if self.look().is_cut() {
+        self.poll_ending(key, waker, Look::is_cut)
+    }
+
+    /// Pending until claims that were not used for a call yet are void.
+    pub(crate) fn poll_void(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+        self.poll_ending(key, waker, Look::is_void)
+    }
+
+    fn poll_ending(
+        &self,
+        key: &mut Option<usize>,
+        waker: &Waker,
+        ended: fn(Look) -> bool,
+    ) -> Poll<()> {
+        if ended(self.look()) {
             return Poll::Ready(());
         }
         let waker = waker.clone();
         let old = lock(&self.notices).cutting.register(key, waker);
         drop(old);
-        if self.look().is_cut() {
+        if ended(self.look()) {
             Poll::Ready(())
         } else {
             Poll::Pending
         }
     }
 
-    /// Ends the registration of [`poll_cut`](Self::poll_cut).
+    /// Ends the registration of [`poll_cut`](Self::poll_cut) and [`poll_void`](Self::poll_void).
     pub(crate) fn forget_cut(&self, key: &mut Option<usize>) {
         if key.is_some() {
             let old = lock(&self.notices).cutting.remove(key);

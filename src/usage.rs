@@ -19,7 +19,7 @@
 //! - `BORN`: nobody has claimed it yet. Room is never made of a born instance: between "ready" and
 //!   "used" it would be idle, and starters would take it from each other for ever.
 //! - `YIELDING`: new claims wait; when the count falls to 0 it closes.
-//! - `CUT`: uses in progress shall end now.
+//! - `CUT`: uses in progress shall end now, and a claim that was not used for a call yet is void.
 //! - `DEAD`: it was closed because it is no more. A claim that was not used for a call yet is void.
 //! - `PINNED`: no policy may close it. It is in this word so that a close decided before it was pinned
 //!   is refused.
@@ -109,8 +109,9 @@ impl Look {
     pub(crate) fn is_cut(self) -> bool {
         self.0 & CUT != 0
     }
-    pub(crate) fn is_dead(self) -> bool {
-        self.0 & DEAD != 0
+    /// A claim that was not used for a call yet must not be any more.
+    pub(crate) fn is_void(self) -> bool {
+        self.0 & (DEAD | CUT) != 0
     }
     pub(crate) fn is_pinned(self) -> bool {
         self.0 & PINNED != 0
@@ -211,6 +212,7 @@ impl Usage {
     pub(crate) fn close_dead(self: &Arc<Self>) {
         self.word.fetch_or(DEAD, Ordering::AcqRel);
         self.close_now();
+        self.tell_cut();
     }
 
     /// Asks for a notice to those who watch when the instance falls idle, and says how it stands now:

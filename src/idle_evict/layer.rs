@@ -34,6 +34,13 @@ pub(super) struct Options<H, P> {
     pub(super) pinned: bool,
 }
 
+impl<H, P> Options<H, P> {
+    /// By name or by its bound.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned || self.idle_after.is_some_and(|after| after.is_zero())
+    }
+}
+
 impl<H> IdleEvictLayer<H> {
     pub(super) fn new(live: Arc<Live>, hold: H) -> Self {
         Self {

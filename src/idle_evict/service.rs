@@ -59,10 +59,6 @@ impl<M, H, P> MakeEvictable<M, H, P> {
     pub fn into_inner(self) -> M {
         self.maker
     }
-
-    fn is_pinned(&self) -> bool {
-        self.options.pinned || self.options.idle_after.is_some_and(|after| after.is_zero())
-    }
 }
 
 impl<M, H, P, T> Service<T> for MakeEvictable<M, H, P>
@@ -83,7 +79,7 @@ where
     fn call(&mut self, target: T) -> Self::Future {
         let intent = Intent::current();
         let name = intent.as_ref().map(|intent| intent.name.clone());
-        let pinned = self.is_pinned();
+        let pinned = self.options.is_pinned();
         let future = match intent {
             // To go before all others is for what must not stop.
             Some(intent) if intent.urgency == Urgency::Restart && !pinned => {
@@ -97,10 +93,7 @@ where
         };
         let making = Making {
             live: self.live.clone(),
-            options: Options {
-                pinned,
-                ..self.options.clone()
-            },
+            options: self.options.clone(),
             name,
         };
         ResponseFuture::new(future, making)
@@ -139,7 +132,7 @@ impl<B: Backend, H, P> Evictable<B, H, P> {
         } = making;
         let registry = &live.0;
         let usage = Usage::new(registry.clock());
-        usage.set_pinned(options.pinned);
+        usage.set_pinned(options.is_pinned());
         backend.attach(&usage);
         let registration = registry.register(&usage, name, options.idle_after, options.pinned);
         Self {

@@ -348,6 +348,12 @@ impl<T, B: Backend> Desk<T, B> {
 
     // ===== orders =====
 
+    /// What was said against `generation`.
+    pub(crate) fn take_distrust(&mut self, generation: u64) -> Option<Error> {
+        let distrusted = self.distrusted.take_if(|it| it.0 == generation)?;
+        Some(distrusted.1)
+    }
+
     /// The strongest of this and what was ordered before.
     pub(crate) fn order_halt(&mut self, halt: Halt) -> Option<Waker> {
         self.halt = self.halt.max(Some(halt));

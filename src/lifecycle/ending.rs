@@ -10,7 +10,10 @@ use std::{
 
 use hyper::rt::Sleep;
 
-use super::{instance::Instance, maker::Caught};
+use super::{
+    instance::Instance,
+    maker::{Caught, discard},
+};
 use crate::{
     backend::{Backend, Stopped},
     error::{BoxError, Error, ErrorKind},
@@ -49,22 +52,24 @@ pub(crate) async fn drain(
     .await;
 }
 
-/// Stops the instance and drops it. The error is for the status: it did not stop as it should.
+/// Stops the instance and drops it. True if it is gone, false if it goes with its last lease. The error
+/// is for the status: it did not stop as it should.
 pub(crate) async fn stop<B: Backend>(
     runtime: &Runtime,
     instance: Arc<Instance<B>>,
     bound: Option<Duration>,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let bound = bound.unwrap_or_else(|| instance.backend.stop_within());
     let stopped = within(runtime, bound, Caught::call(|| instance.backend.stop())).await;
-    if let Some(Ok(Stopped::WithTheLastLease)) = stopped {
+    let usage = instance.usage.clone();
+    if matches!(stopped, Some(Ok(Stopped::WithTheLastLease))) && !usage.look().is_drained() {
         // What a cut call still holds, the instance holds with it: room, for one.
-        let usage = instance.usage.clone();
         usage.hold_until_drained(Box::new(instance));
-        return Ok(());
+        return Ok(false);
     }
+    let dropped = discard(instance);
     match stopped {
-        Some(Ok(_)) => Ok(()),
+        Some(Ok(_)) => dropped.map(|()| true),
         Some(Err(panicked)) => Err(panicked),
         None => {
             let late: BoxError = format!("stop() had not ended after {bound:?}").into();

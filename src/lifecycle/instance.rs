@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use tower_service::Service;
@@ -113,16 +113,24 @@ impl<B: Backend> Lender<B> {
 }
 
 impl<L> Handed<L> {
-    /// Polls the lease's readiness; an instance that died meanwhile is as good as evicted.
+    /// Polls the lease's readiness; an instance that died or was stopped meanwhile is as good as
+    /// evicted.
     pub(crate) fn poll_ready<Req>(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>>
     where
         L: Service<Req>,
         L::Error: Into<BoxError>,
     {
-        if self.busy.is_dead() {
+        if self.busy.is_void() {
             return Poll::Ready(Err(Error::new(ErrorKind::Evicted)));
         }
-        self.lease.poll_ready(cx).map_err(Error::service)
+        match self.lease.poll_ready(cx) {
+            Poll::Ready(ready) => Poll::Ready(ready.map_err(Error::service)),
+            Poll::Pending => {
+                // It may never be ready any more.
+                ready!(self.busy.poll_void(cx));
+                Poll::Ready(Err(Error::new(ErrorKind::Evicted)))
+            }
+        }
     }
 }
 

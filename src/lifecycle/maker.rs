@@ -88,6 +88,11 @@ impl<F: Future> Future for Caught<F> {
     }
 }
 
+/// Drops what is the user's. Its panic is not that of whoever drops it.
+pub(crate) fn discard<W>(what: W) -> Result<(), Error> {
+    catch_unwind(AssertUnwindSafe(|| drop(what))).map_err(|panic| panicked(&*panic))
+}
+
 /// A panic as an error, with its message.
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
     let message = panic

@@ -1,10 +1,12 @@
 //! The owner's story: one async function, from the first start to the last stop.
 
 use std::{
+    future::poll_fn,
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{Arc, PoisonError},
+    task::Poll,
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +16,7 @@ use super::{
     core::Core,
     desk::{Desk, Halt, Reload, Supply},
     instance::{Handed, Instance, Lender},
-    maker::{Caught, panicked},
+    maker::{Caught, discard, panicked},
     reload::Reloaded,
     status::State,
 };
@@ -63,7 +65,7 @@ pub(super) enum Next {
 }
 
 /// Why a start was left.
-pub(super) enum Left {
+enum Left {
     Halted,
     Cancelled,
     TimedOut,
@@ -166,8 +168,17 @@ where
                     ..self::intent(&core, urgency, None)
                 };
                 let start = intent.start;
-                let making = supply.maker.make(supply.target.clone(), intent);
-                match attend(&core, &mut self.beside, making, look).await {
+                let mut making = supply.maker.make(supply.target.clone(), intent);
+                // What is ordered meanwhile goes before: nothing begins after an order to stop.
+                let unless_stopped = poll_fn(|cx| {
+                    if lock(&core.desk).must_stop() {
+                        return Poll::Pending;
+                    }
+                    making.as_mut().poll(cx)
+                });
+                let made = attend(&core, &mut self.beside, unless_stopped, look).await;
+                let _ = discard(making);
+                match made {
                     Either::Done(made) => Either::Done(made.map(|backend| (backend, start))),
                     Either::Act(left) => Either::Act(left),
                 }
@@ -335,8 +346,7 @@ where
                 let told = attend(&core, &mut self.beside, retired.as_mut(), |desk, _| {
                     if desk.must_stop() {
                         Look::Act(Told::Halt)
-                    } else if desk.distrusted.as_ref().is_some_and(|d| d.0 == generation) {
-                        let (_, error) = desk.distrusted.take().expect("it is there");
+                    } else if let Some(error) = desk.take_distrust(generation) {
                         Look::Act(Told::Distrust(error))
                     } else if let Some(reload) = desk.reloads.pop_front() {
                         Look::Act(Told::Reload(reload))
@@ -346,8 +356,7 @@ where
                 })
                 .await;
                 match told {
-                    Either::Done(Ok(retired)) => return End::from(retired),
-                    Either::Done(Err(panicked)) => return End::Died(Some(panicked)),
+                    Either::Done(retired) => return End::of(retired),
                     Either::Act(Told::Halt) => return End::Halted,
                     Either::Act(Told::Distrust(error)) => return End::Died(Some(error)),
                     Either::Act(Told::Reload(reload)) => {
@@ -371,17 +380,19 @@ fn lend<B: Backend>(lender: &Lender<B>) -> Result<Handed<B::Lease>, Error> {
     }
 }
 
-impl From<Retired> for End {
-    fn from(retired: Retired) -> Self {
+impl End {
+    /// What `retired()` came to, be it a panic.
+    pub(super) fn of(retired: Result<Retired, Error>) -> Self {
         match retired {
-            Retired::Died(error) => End::Died(error),
-            Retired::Unhealthy(error) => {
+            Err(panicked) => End::Died(Some(panicked)),
+            Ok(Retired::Died(error)) => End::Died(error),
+            Ok(Retired::Unhealthy(error)) => {
                 End::Died(Some(error.unwrap_or_else(|| {
                     Error::new(ErrorKind::Died).because("it is unhealthy")
                 })))
             }
-            Retired::Evicted(why) => End::Evicted(why),
-            Retired::Closed => End::Halted,
+            Ok(Retired::Evicted(why)) => End::Evicted(why),
+            Ok(Retired::Closed) => End::Halted,
         }
     }
 }
@@ -451,7 +462,7 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         }
         // What is dropped is the user's. Its panic must not keep the news from those who wait.
         let held = (lender, self.current.take(), self.beside.take());
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(held)));
+        let _ = discard(held);
         let mut desk = lock(&core.desk);
         let mut told = desk.enter(State::Stopped, core.runtime.now());
         told.extend(desk.tell(&error, |_| true));

@@ -2,19 +2,21 @@
 
 use std::{
     future::{Future, poll_fn},
+    mem,
     pin::Pin,
     sync::Arc,
     task::Poll,
+    time::Instant,
 };
 
 use super::{
     attend::{Either, Look, attend},
     core::Core,
-    desk::Reload,
+    desk::{Desk, Reload},
     ending,
     instance::Instance,
-    maker::Caught,
-    owner::{End, Left, Owner, intent},
+    maker::{Caught, discard},
+    owner::{End, Owner, intent},
 };
 use crate::{
     backend::{Backend, Retired},
@@ -49,25 +51,39 @@ where
             let name = core.config.name.clone();
             drop(done.send(result.map_err(|error| error.of(name))));
         };
+        // Orders, and whatever ends the old one, go before.
+        let generation = old.generation;
+        let look = |desk: &mut Desk<T, B>, deadline: Option<Instant>, now: Instant| {
+            if desk.must_stop() {
+                Look::Act(Left::Halted)
+            } else if let Some(error) = desk.take_distrust(generation) {
+                Look::Act(Left::Over(End::Died(Some(error))))
+            } else if deadline.is_some_and(|deadline| deadline <= now) {
+                Look::Act(Left::TimedOut)
+            } else {
+                Look::GoOn(deadline)
+            }
+        };
         // At most two live at a time: the one that the last reload replaced must be gone.
-        if self.beside.is_some() {
-            let mut last = self.beside.take();
-            let gone = poll_fn(|cx| match &mut last {
-                Some(last) => last.as_mut().poll(cx),
-                None => Poll::Ready(()),
-            });
-            let looked = attend(&core, &mut self.beside, gone, |desk, _| {
-                if desk.must_stop() {
-                    Look::Act(())
-                } else {
-                    Look::GoOn(None)
+        if let Some(mut last) = self.beside.take() {
+            let gone = poll_fn(|cx| {
+                if last.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
                 }
+                retired.as_mut().poll(cx).map(Some)
+            });
+            let looked = attend(&core, &mut self.beside, gone, |desk, now| {
+                look(desk, None, now)
             })
             .await;
-            if let Either::Act(()) = looked {
-                self.beside = last;
-                answer(Err(Error::new(ErrorKind::Stopped)));
-                return Reloaded::Unchanged;
+            let left = match looked {
+                Either::Done(None) => None,
+                Either::Done(Some(retired)) => Some(Left::Over(End::of(retired))),
+                Either::Act(left) => Some(left),
+            };
+            if let Some(left) = left {
+                self.beside = Some(last);
+                return left.reloaded(answer);
             }
         }
         // The calls that come meanwhile are served by the old one, so it must not be evicted.
@@ -80,22 +96,19 @@ where
         let next = target.clone().unwrap_or_else(|| supply.target.clone());
         let mut making = supply.maker.make(next, intent);
         let first = poll_fn(|cx| {
+            if lock(&core.desk).must_stop() {
+                return Poll::Pending;
+            }
             if let Poll::Ready(made) = making.as_mut().poll(cx) {
                 return Poll::Ready(Either::Done(made));
             }
             retired.as_mut().poll(cx).map(Either::Act)
         });
         let made = attend(&core, &mut self.beside, first, |desk, now| {
-            if desk.must_stop() {
-                Look::Act(Left::Halted)
-            } else if deadline.is_some_and(|deadline| deadline <= now) {
-                Look::Act(Left::TimedOut)
-            } else {
-                Look::GoOn(deadline)
-            }
+            look(desk, deadline, now)
         })
         .await;
-        drop(making);
+        let _ = discard(making);
         match made {
             Either::Done(Either::Done(Ok(backend))) => {
                 let (lender, own) = match self.instance(backend, start) {
@@ -107,7 +120,8 @@ where
                     }
                 };
                 if let Some(target) = target {
-                    self.supply.as_mut().expect("it is here").target = target;
+                    let supply = self.supply.as_mut().expect("it is here");
+                    let _ = discard(mem::replace(&mut supply.target, target));
                 }
                 self.publish(lender, own);
                 lock(&core.desk).counts.reloads += 1;
@@ -127,19 +141,36 @@ where
                 })));
                 Reloaded::Unchanged
             }
-            // The old one's end is what counts now.
-            Either::Done(Either::Act(retired)) => {
-                answer(Err(Error::new(ErrorKind::Died)));
-                Reloaded::Over(match retired {
-                    Ok(retired) => End::from(retired),
-                    Err(panicked) => End::Died(Some(panicked)),
-                })
-            }
-            Either::Act(Left::Halted | Left::Cancelled) => {
-                answer(Err(Error::new(ErrorKind::Stopped)));
-                Reloaded::Unchanged
-            }
+            Either::Done(Either::Act(retired)) => Left::Over(End::of(retired)).reloaded(answer),
+            Either::Act(left) => left.reloaded(answer),
         }
+    }
+}
+
+/// Why a reload was left.
+enum Left {
+    Halted,
+    TimedOut,
+    /// The old one's end is what counts now.
+    Over(End),
+}
+
+impl Left {
+    /// Tells that nothing comes of it.
+    fn reloaded(self, answer: impl FnOnce(Result<(), Error>)) -> Reloaded {
+        let (kind, reloaded) = match self {
+            Left::Over(end) => {
+                let kind = match end {
+                    End::Died(_) => ErrorKind::Died,
+                    End::Evicted(_) => ErrorKind::Evicted,
+                    End::Halted => ErrorKind::Stopped,
+                };
+                (kind, Reloaded::Over(end))
+            }
+            Left::Halted | Left::TimedOut => (ErrorKind::Stopped, Reloaded::Unchanged),
+        };
+        answer(Err(Error::new(kind)));
+        reloaded
     }
 }
 

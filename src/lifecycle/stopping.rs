@@ -87,9 +87,12 @@ where
         let core = self.core.clone();
         let bound = core.config.stop_timeout;
         let stopped = ending::stop(&core.runtime, instance, bound);
-        if let Err(error) = self.attend_waiters(stopped).await {
-            // What did not stop may be there still.
+        let stopped = self.attend_waiters(stopped).await;
+        if !matches!(stopped, Ok(true)) {
+            // It may be there still, and its room is not its successor's.
             self.room = None;
+        }
+        if let Err(error) = stopped {
             let error = error.of(core.config.name.clone());
             let old = lock(&core.desk).last_error.replace(error);
             drop(old);

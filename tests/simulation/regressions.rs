@@ -18,7 +18,7 @@ use tower_on_demand::{
 };
 use tower_service::Service;
 
-use crate::support::{Caller, World, ms, secs};
+use crate::support::{BoxFuture, Caller, World, ms, secs};
 
 type Stack = LazyStart<String, Caller>;
 
@@ -49,6 +49,8 @@ struct Oddity {
     drop: AtomicBool,
     /// The leases say that something beneath was evicted.
     evicted: AtomicBool,
+    /// The leases never become ready.
+    slow: AtomicBool,
     made: AtomicU32,
     dropped: AtomicU32,
 }
@@ -100,6 +102,9 @@ impl Service<Duration> for Serve {
     type Future = Ready<Result<(), Error>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if self.0.slow.load(Ordering::Relaxed) {
+            return Poll::Pending;
+        }
         Poll::Ready(if self.0.evicted.load(Ordering::Relaxed) {
             Err(Error::new(ErrorKind::Evicted))
         } else {
@@ -142,6 +147,61 @@ fn a_backend_under_which_something_was_evicted_is_replaced_and_no_call_waits_for
         .block_on(stack.clone().oneshot(ms(0)))
         .expect("served");
     assert!(oddity.made.load(Ordering::Relaxed) > 1);
+}
+
+#[test]
+fn e2_a_call_that_was_handed_an_instance_and_not_polled_until_that_was_stopped_gets_a_fresh_one() {
+    for counted in [false, true] {
+        let (runtime, clock, world) = world(1);
+        let (evictable, _sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+        let layer = layer(&runtime).drain_timeout(ms(0));
+        let (mut call, handle): (BoxFuture<Result<(), Error>>, _) = if counted {
+            let stack = layer.layer(evictable.layer(world.maker()));
+            (Box::pin(stack.clone().oneshot(ms(0))), stack.handle())
+        } else {
+            let stack = layer.layer(world.maker());
+            (Box::pin(stack.clone().oneshot(ms(0))), stack.handle())
+        };
+        assert!(test_util::poll_once(&mut call).is_pending());
+        clock.advance(secs(1));
+        clock.block_on(handle.stop()).expect("stopped");
+        clock.block_on(call).expect("served");
+        let saw = world.saw("a");
+        assert_eq!((saw.begun, saw.misdelivered, saw.calls), (2, 0, 1));
+    }
+}
+
+#[test]
+fn a_call_whose_lease_is_not_ready_when_its_instance_is_stopped_does_not_wait_for_that_one() {
+    for counted in [false, true] {
+        let (runtime, clock) = test_util::runtime(1);
+        let oddity = Arc::new(Oddity::default());
+        let maker = service_fn({
+            let oddity = oddity.clone();
+            move |_: String| {
+                oddity.made.fetch_add(1, Ordering::Relaxed);
+                ready(Ok::<_, std::io::Error>(Odd(oddity.clone())))
+            }
+        });
+        let (evictable, _sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+        let layer = layer(&runtime).drain_timeout(ms(0));
+        oddity.slow.store(true, Ordering::Relaxed);
+        let (call, handle): (BoxFuture<Result<(), Error>>, _) = if counted {
+            let stack = layer.layer(evictable.layer(maker));
+            (Box::pin(stack.clone().oneshot(ms(0))), stack.handle())
+        } else {
+            let stack = layer.layer(maker);
+            (Box::pin(stack.clone().oneshot(ms(0))), stack.handle())
+        };
+        let mut call = clock.spawn(call);
+        clock.run();
+        assert!(!call.is_finished());
+        oddity.slow.store(false, Ordering::Relaxed);
+        clock.block_on(handle.stop()).expect("stopped");
+        clock.run();
+        call.take().expect("answered").expect("served");
+        assert_eq!(oddity.made.load(Ordering::Relaxed), 2);
+    }
 }
 
 #[test]
@@ -501,6 +561,57 @@ fn l1_a_reload_to_a_backend_that_cannot_lend_keeps_the_old_one() {
 }
 
 #[test]
+fn l1_the_drop_of_a_replaced_backend_panics_and_the_new_one_serves_on() {
+    let (runtime, clock) = test_util::runtime(1);
+    let (stack, oddity) = odd(&runtime);
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    oddity.drop.store(true, Ordering::Relaxed);
+    clock
+        .block_on(stack.handle().reload(None))
+        .expect("reloaded");
+    clock.run();
+    assert_eq!(oddity.dropped.load(Ordering::Relaxed), 1);
+    oddity.drop.store(false, Ordering::Relaxed);
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    let status = stack.status();
+    assert_eq!(
+        (status.generation, oddity.made.load(Ordering::Relaxed)),
+        (2, 2)
+    );
+    let error = status.last_error.expect("it is told");
+    assert_eq!(*error.kind(), ErrorKind::Panicked);
+    assert!(clock.panics().is_empty());
+}
+
+#[test]
+fn a_death_while_a_reload_waits_for_the_one_replaced_before_is_noticed_when_it_happens() {
+    let (runtime, clock, world) = world(1);
+    let stack: Stack = layer(&runtime).layer(world.maker());
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    let long = call(&clock, &stack, secs(20));
+    clock.run();
+    clock
+        .block_on(stack.handle().reload(None))
+        .expect("reloaded");
+    let mut second = clock.spawn(stack.handle().reload(None));
+    clock.advance(secs(1));
+    world.kill("a");
+    clock.advance(ms(1));
+    let error = second.take().expect("told at once").expect_err("it died");
+    assert_eq!(*error.kind(), ErrorKind::Died);
+    assert_eq!(stack.status().state, State::Stopping);
+    let waiting = call(&clock, &stack, ms(0));
+    clock.advance(secs(20));
+    assert!(long.is_finished() && waiting.is_finished());
+}
+
+#[test]
 fn a_backend_that_cannot_say_whether_it_is_retired_has_died() {
     let (runtime, clock) = test_util::runtime(1);
     let (stack, oddity) = odd(&runtime);
@@ -592,4 +703,97 @@ fn a_key_that_was_never_started_is_not_kept_for_ever() {
         drop(tenants.handle(format!("late {n}")).expect("there is place"));
     }
     assert!(tenants.keys() <= 3, "{} keys", tenants.keys());
+}
+
+#[test]
+fn e7_what_was_pinned_by_its_bound_is_not_pinned_by_another() {
+    let (runtime, clock, world) = world(1);
+    let (evictable, sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+    runtime.spawn(async move { sweeper.run().await });
+    let stack = ServiceBuilder::new()
+        .layer(layer(&runtime))
+        .layer(evictable.idle_after(Duration::ZERO))
+        .service(world.maker());
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    clock.advance(secs(3600));
+    assert_eq!(world.alive(), 1);
+    stack.handle().set_idle_after(secs(10));
+    clock.advance(secs(11));
+    assert_eq!(world.alive(), 0);
+}
+
+#[test]
+fn c1_the_room_of_a_crashed_instance_is_not_its_successors_while_a_call_still_has_it() {
+    let (runtime, clock) = test_util::runtime(1);
+    let (alive, peak) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    struct Alive(Arc<AtomicU32>);
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    let maker = service_fn({
+        let (runtime, alive, peak) = (runtime.clone(), alive.clone(), peak.clone());
+        move |_: String| {
+            peak.fetch_max(alive.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            let life = Arc::new(Alive(alive.clone()));
+            let (runtime, broken) = (runtime.clone(), Arc::new(AtomicBool::new(false)));
+            let serve = service_fn(move |takes: Duration| {
+                let (sleep, life) = (runtime.sleep(takes), life.clone());
+                async move {
+                    sleep.await;
+                    drop(life);
+                    Ok::<_, BoxError>(())
+                }
+            });
+            ready(Ok::<_, std::io::Error>(DropToStop::new(Breaks(
+                serve, broken,
+            ))))
+        }
+    });
+    let (evictable, _sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+    let ceiling = CeilingLayer::new(runtime.clone(), 1).strict();
+    let stack = ServiceBuilder::new()
+        .layer(layer(&runtime).keep_running())
+        .layer(evictable.pinned(true))
+        .layer(ceiling)
+        .service(maker);
+    let long = call(&clock, &stack, secs(5));
+    clock.run();
+    // The next lease of it breaks, and it counts as dead, while a call has a part of it.
+    let next = call(&clock, &stack, ms(1));
+    clock.advance(secs(4));
+    assert!(!long.is_finished() && !next.is_finished());
+    clock.advance(secs(2));
+    assert!(long.is_finished() && next.is_finished());
+    assert_eq!(peak.load(Ordering::Relaxed), 1);
+}
+
+/// A service whose second clone is broken.
+struct Breaks<S>(S, Arc<AtomicBool>);
+
+impl<S: Clone> Clone for Breaks<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), self.1.clone())
+    }
+}
+
+impl<S: Service<Duration, Error = BoxError>> Service<Duration> for Breaks<S> {
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        if self.1.load(Ordering::Relaxed) {
+            return Poll::Ready(Err("broken".into()));
+        }
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, takes: Duration) -> S::Future {
+        self.1.store(true, Ordering::Relaxed);
+        self.0.call(takes)
+    }
 }

@@ -33,7 +33,7 @@ use crate::{
     sync::{Arc, Mutex, atomic::AtomicU64, atomic::Ordering},
 };
 
-pub(crate) use crate::notices::{Closed, Holdouts, Telling, Watch};
+pub(crate) use crate::notices::{Closed, Holdouts, Telling};
 
 const COUNT: u64 = (1 << 24) - 1;
 const CLOSED: u64 = 1 << 24;

@@ -30,8 +30,9 @@ use super::{
 };
 use crate::{
     error::Error,
+    notices::Watch,
     sync::{Arc, Mutex, Weak, lock},
-    usage::{Recency, Usage, Watch},
+    usage::{Recency, Usage},
 };
 
 pub(super) struct Room {

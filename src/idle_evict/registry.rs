@@ -12,8 +12,9 @@ use std::{
 
 use super::sweep::Retiree;
 use crate::{
+    notices::Watch,
     sync::lock,
-    usage::{Eviction, Look, Recency, Usage, Watch},
+    usage::{Eviction, Look, Recency, Usage},
     wakers::Wakers,
 };
 

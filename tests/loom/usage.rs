@@ -8,7 +8,8 @@ use loom::{
 };
 
 use crate::{
-    usage::{Claim, Closed, Eviction, Refused, Usage, Watch},
+    notices::Watch,
+    usage::{Claim, Closed, Eviction, Refused, Usage},
     with::{Arc, Still, until},
 };
 

@@ -38,6 +38,10 @@ impl<H: Home> Ticket<H> {
         Self { home, name }
     }
 
+    pub(crate) fn name(&self) -> Name {
+        self.name
+    }
+
     /// # Panics
     ///
     /// After it has panicked, or was done.

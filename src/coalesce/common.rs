@@ -12,7 +12,8 @@ use hashbrown::DefaultHashBuilder;
 use tower_service::Service;
 
 use super::{
-    flight::{Home, Lost, Name, Outcome},
+    flight::{Home, Keep, Lost, Name, Outcome, Whose},
+    lasting::{Lasts, Tying},
     linger::Linger,
     polling::Mark,
     shards::{Entered, Space},
@@ -83,24 +84,53 @@ where
     pub(super) launch: Option<Launch<S, I, Req, P, D>>,
     /// A joiner may have to go alone.
     pub(super) keeps_requests: bool,
+    pub(super) manner: Manner<S::Response>,
+    /// Responses that can be joined while they are in use.
+    pub(super) lasting: Option<Tying<S, I, Req, P, D>>,
+    pub(super) weigh: fn(&S::Response) -> u64,
 }
 
 /// The outcome of a flight.
 pub(super) enum Verdict<R> {
-    Told(Result<R, Error>),
+    Answer(R, Manner<R>),
+    Failed(Error),
     /// It is not for those who joined: they go alone.
     Alone,
 }
 
 impl<R: Share> Verdict<R> {
     /// For one more caller.
+    #[inline]
     pub(super) fn copy(&self) -> Self {
         match self {
-            Verdict::Told(Ok(response)) => Verdict::Told(Ok(response.share())),
-            Verdict::Told(Err(error)) => Verdict::Told(Err(error.clone())),
+            Verdict::Answer(response, manner) => Verdict::Answer(response.share(), *manner),
+            Verdict::Failed(error) => Verdict::Failed(error.clone()),
             Verdict::Alone => Verdict::Alone,
         }
     }
+}
+
+/// What is done to the response of each caller.
+pub(super) struct Manner<R> {
+    /// Says to it by which flight it came.
+    pub(super) label: Option<fn(&mut R, Passage)>,
+    /// Counts it among those in use; false if it is too late for that.
+    pub(super) enlist: Option<fn(&mut R) -> bool>,
+}
+
+impl<R> Clone for Manner<R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for Manner<R> {}
+
+/// How a caller came to its response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Passage {
+    pub(crate) flight: u64,
+    pub(crate) led: bool,
 }
 
 impl<S, I, Req, P, D> Home for Arc<Common<S, I, Req, P, D>>
@@ -141,10 +171,10 @@ where
     }
 
     fn lost(&self, how: Lost) -> Self::Value {
-        Verdict::Told(Err(Error::new(match how {
+        Verdict::Failed(Error::new(match how {
             Lost::Panicked => ErrorKind::Panicked,
             Lost::ShutDown => ErrorKind::ShutDown,
-        })))
+        }))
     }
 
     fn apart(&self) -> Self::Value {
@@ -196,32 +226,67 @@ where
     /// For whom an outcome is, and how long.
     #[inline]
     pub(super) fn judge(
-        &self,
+        self: &Arc<Self>,
         flight: Name,
         result: Result<S::Response, S::Error>,
     ) -> Outcome<Verdict<S::Response>> {
-        let (value, private) = match result {
+        let rules = &self.rules;
+        match result {
             Ok(response) => {
-                let shared = self.rules.shares_all || (self.rules.shares)(&self.policy, &response);
-                (Verdict::Told(Ok(response)), !shared)
+                let shared = rules.shares_all || (rules.shares)(&self.policy, &response);
+                self.judge_response(flight, response, shared)
             }
             Err(error) => {
-                let shared =
-                    self.rules.shares_all || (self.rules.shares_error)(&self.policy, &error);
-                (Verdict::Told(Err((self.rules.convert)(error))), !shared)
+                let shared = rules.shares_all || (rules.shares_error)(&self.policy, &error);
+                Outcome {
+                    value: Verdict::Failed((rules.convert)(error)),
+                    whose: if shared { Whose::All } else { Whose::Leaders },
+                    keep: None,
+                }
             }
-        };
-        let keep = match (&self.linger, &value) {
-            (Some(linger), Verdict::Told(Ok(_))) if !private => {
-                linger.keep(flight, |old| self.space.expire(old))
-            }
-            _ => None,
-        };
-        Outcome {
-            value,
-            private,
-            keep,
         }
+    }
+
+    #[inline]
+    fn judge_response(
+        self: &Arc<Self>,
+        flight: Name,
+        response: S::Response,
+        shared: bool,
+    ) -> Outcome<Verdict<S::Response>> {
+        let manner = self.rules.manner;
+        let mut outcome = Outcome {
+            value: Verdict::Answer(response, manner),
+            whose: Whose::All,
+            keep: None,
+        };
+        let Verdict::Answer(response, _) = &outcome.value else {
+            return outcome;
+        };
+        if !shared {
+            outcome.whose = Whose::Leaders;
+        } else if let Some(Tying { lasting, knot }) = &self.rules.lasting {
+            match (lasting.tie)(response, &|| knot(self, flight)) {
+                Lasts::Sole => outcome.whose = Whose::Leaders,
+                Lasts::No => outcome.keep = self.keep(flight, (self.rules.weigh)(response)),
+                Lasts::Yes => {
+                    // The caller that led has no request left to go alone with.
+                    let own = Verdict::Answer((lasting.copy)(response), manner);
+                    outcome.whose = Whose::Others(Box::new(own));
+                    outcome.keep = Some(Keep::InUse);
+                }
+            }
+        } else if self.linger.is_some() {
+            outcome.keep = self.keep(flight, (self.rules.weigh)(response));
+        }
+        outcome
+    }
+
+    /// How long what lands now lingers.
+    pub(super) fn keep(&self, flight: Name, weight: u64) -> Option<Keep> {
+        let linger = self.linger.as_ref()?;
+        let until = linger.keep(flight, weight, |old| self.space.keep_on(old, None));
+        until.map(Keep::Until)
     }
 }
 

@@ -43,7 +43,7 @@ use std::{
 
 use super::{
     shards::{Departure, Space, Unlinked, Who},
-    signal::{Note, Signal, Spot, Whose},
+    signal::{Note, Signal, Spot, Turned},
 };
 use crate::{
     sync::{
@@ -99,10 +99,26 @@ pub(crate) struct Name {
 /// What came of the work.
 pub(crate) struct Outcome<V> {
     pub(crate) value: V,
-    /// It is for the caller that led alone.
-    pub(crate) private: bool,
-    /// It can be joined until then.
-    pub(crate) keep: Option<Instant>,
+    pub(crate) whose: Whose<V>,
+    /// Whether it can still be joined.
+    pub(crate) keep: Option<Keep>,
+}
+
+/// For whom a value is.
+pub(crate) enum Whose<V> {
+    All,
+    /// For the caller that led alone; the others are told [`Home::apart`].
+    Leaders,
+    /// For all but the caller that led, who has one of its own.
+    Others(Box<V>),
+}
+
+/// How long what has landed can be joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    Until(Instant),
+    /// As long as anybody who has it uses it: each [leaves](Space::leave) when that is over.
+    InUse,
 }
 
 /// How a flight ended without an outcome.
@@ -248,31 +264,31 @@ impl<H: Home> Flight<H> {
         drop(home);
     }
 
-    /// Sets the outcome, after the flight was unlinked, and tells all.
-    fn publish(&self, value: H::Value, kept: bool) {
+    /// Sets the outcome, after the flight was unlinked, and tells all. `private` is for the caller that
+    /// led, instead of `value`.
+    fn publish(&self, value: H::Value, private: Option<H::Value>, kept: Option<Keep>) {
         self.value.swap(Some(Box::new(value)));
-        let home = match kept {
-            true => lock(&self.cargo).home.take(),
-            false => None,
-        };
-        self.signal.land(false);
-        drop(home);
-    }
-
-    /// The same, with an outcome that is for the caller that led alone: `apart` is for the others.
-    fn publish_apart(&self, private: H::Value, apart: H::Value) {
-        self.value.swap(Some(Box::new(apart)));
-        let refused = {
+        let apart = private.is_some();
+        let mut gone = (None, None);
+        if apart || matches!(kept, Some(Keep::Until(_))) {
             let mut cargo = lock(&self.cargo);
             if cargo.led {
-                cargo.private = Some(private);
-                None
+                cargo.private = private;
             } else {
-                Some(private)
+                gone.0 = private;
             }
-        };
-        self.signal.land(true);
-        drop(refused);
+            if let Some(Keep::Until(_)) = kept {
+                gone.1 = cargo.home.take();
+            }
+        }
+        self.signal.land(apart);
+        drop(gone);
+    }
+
+    /// It stays in the table, which it must not keep.
+    pub(crate) fn forget_home(&self) {
+        let home = lock(&self.cargo).home.take();
+        drop(home);
     }
 
     /// Takes the value, to copy it. `None` while another caller does: then `waker` is woken after that.
@@ -392,9 +408,9 @@ impl<H: Home> Seat<H> {
             return Turn::Landed;
         }
         match signal.turn(&mut self.spot, waker) {
-            Whose::Landed => Turn::Landed,
-            Whose::NotOurs { driven } => Turn::Wait { driven },
-            Whose::Ours(waker) => {
+            Turned::Landed => Turn::Landed,
+            Turned::NotOurs { driven } => Turn::Wait { driven },
+            Turned::Ours(waker) => {
                 let mut cargo = lock(&self.flight.cargo);
                 let home = cargo.home.clone();
                 let home = home.expect("what is driven has not landed");
@@ -575,7 +591,10 @@ impl<'a, H: Home> Driving<'a, H> {
     #[inline]
     pub(crate) fn land(mut self, outcome: Outcome<H::Value>) -> Landing<H> {
         match self.unlink(outcome.keep) {
-            (None, _) => Landing::Alone(outcome.value),
+            (None, _) => Landing::Alone(match outcome.whose {
+                Whose::All | Whose::Leaders => outcome.value,
+                Whose::Others(private) => *private,
+            }),
             (Some(flight), kept) => {
                 self.tell(&flight, outcome, kept);
                 Landing::Told(flight)
@@ -589,12 +608,13 @@ impl<'a, H: Home> Driving<'a, H> {
         self.tell(flight, outcome, kept);
     }
 
-    fn tell(&self, flight: &Flight<H>, outcome: Outcome<H::Value>, kept: bool) {
-        if outcome.private {
-            flight.publish_apart(outcome.value, self.home.apart());
-        } else {
-            flight.publish(outcome.value, kept);
-        }
+    fn tell(&self, flight: &Flight<H>, outcome: Outcome<H::Value>, kept: Option<Keep>) {
+        let (value, private) = match outcome.whose {
+            Whose::All => (outcome.value, None),
+            Whose::Leaders => (self.home.apart(), Some(outcome.value)),
+            Whose::Others(private) => (outcome.value, Some(*private)),
+        };
+        flight.publish(value, private, kept);
     }
 
     /// Lands it without an outcome.
@@ -607,18 +627,18 @@ impl<'a, H: Home> Driving<'a, H> {
     #[cold]
     fn lose(&mut self, how: Lost) {
         if let (Some(flight), _) = self.unlink(None) {
-            flight.publish(self.home.lost(how), false);
+            flight.publish(self.home.lost(how), None, None);
         }
     }
 
     /// What was unlinked, if it is shared, and whether it is kept.
     #[inline]
-    fn unlink(&mut self, keep: Option<Instant>) -> (Option<Arc<Flight<H>>>, bool) {
+    fn unlink(&mut self, keep: Option<Keep>) -> (Option<Arc<Flight<H>>>, Option<Keep>) {
         self.armed = false;
         let spent = if H::REUSE { self.work.take() } else { None };
         let space = self.home.space();
         match space.unlink(self.home, self.name, self.by_ticket, keep, spent) {
-            Unlinked::Alone => (None, false),
+            Unlinked::Alone => (None, None),
             Unlinked::Shared { flight, kept } => (Some(flight), kept),
         }
     }

@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use super::{
     caller::{Sat, Step, Ticket},
-    common::{Common, Here, Verdict, boxed},
+    common::{Common, Here, Passage, Verdict, boxed},
     flight::{Home, Seat},
     policy::ShareAll,
     shards::{Departure, Entered, Replaced},
@@ -222,7 +222,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         loop {
-            let verdict = match this.place {
+            let (verdict, flight, led) = match this.place {
                 Place::Passing => {
                     let result = ready!(this.own.as_mut().poll(cx));
                     *this.place = Place::Done;
@@ -235,11 +235,15 @@ where
                         *this.place = Place::Seated(seat, None);
                         continue;
                     }
-                    Step::Done(verdict) => verdict,
+                    Step::Done(verdict) => (verdict, ticket.name().id, true),
                 },
                 Place::Seated(seat, timer) => match seat.poll(cx, Verdict::copy) {
-                    Sat::Done(verdict) => verdict,
-                    Sat::Reentrant => Verdict::Told(Err(Error::new(ErrorKind::Reentrant))),
+                    Sat::Done(verdict) => (verdict, seat.flight().name().id, seat.led()),
+                    Sat::Reentrant => {
+                        let error = Error::new(ErrorKind::Reentrant);
+                        *this.place = Place::Done;
+                        return Poll::Ready(Err(error));
+                    }
                     Sat::Pending => {
                         match timer {
                             Some(timer) => ready!(Pin::new(&mut **timer).poll(cx)),
@@ -255,17 +259,32 @@ where
                         continue;
                     }
                 },
-                Place::Refused(error) => Verdict::Told(Err(error.clone())),
+                Place::Refused(error) => {
+                    let error = error.clone();
+                    *this.place = Place::Done;
+                    return Poll::Ready(Err(error));
+                }
                 Place::Done => panic!("polled after it was done"),
             };
-            match verdict {
-                Verdict::Told(result) => {
+            let result = match verdict {
+                Verdict::Answer(mut response, manner) => {
+                    let in_time = manner.enlist.is_none_or(|enlist| enlist(&mut response));
+                    if let (true, Some(label)) = (in_time, manner.label) {
+                        label(&mut response, Passage { flight, led });
+                    }
+                    in_time.then_some(Ok(response))
+                }
+                Verdict::Failed(error) => Some(Err(error)),
+                Verdict::Alone => None,
+            };
+            match result {
+                Some(result) => {
                     *this.place = Place::Done;
                     this.own.set(Work::Empty);
                     return Poll::Ready(result);
                 }
                 // Seated => Passing
-                Verdict::Alone => *this.place = Place::Passing,
+                None => *this.place = Place::Passing,
             }
         }
     }

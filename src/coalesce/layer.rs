@@ -12,9 +12,10 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
-    common::{Common, Here, MaxWait, Rules},
+    common::{Common, Here, Manner, MaxWait, Passage, Rules},
     handle::{CoalesceHandle, Hub, attach},
-    linger::Linger,
+    lasting::Tying,
+    linger::{Linger, LingerLimits},
     policy::{Alone, Policy, ShareAll, ShareIf},
     service::Coalesce,
     shards::{Limits, Space},
@@ -71,40 +72,28 @@ const LINGERING: usize = 1024;
 ///
 /// # HTTP
 ///
-/// What is shared is cloned, and a streamed body cannot be: read it to its end first, beneath this layer.
-/// Give no key to what is its caller's own (other methods than `GET`, cookies, `Authorization`), and put
-/// into the key what the answer depends on.
+/// With the feature `http`, `CoalesceLayer::http` is the preset: the same `GET`s and `HEAD`s share, unless
+/// request or response says that it is somebody's own. What is shared is cloned, and a streamed body
+/// cannot be: `http::ShareBodyLayer` beneath makes it one that each caller reads from its first byte.
 ///
 /// ```
-/// use bytes::Bytes;
-/// use http::{Method, Request, Response};
-/// use http_body_util::{BodyExt, Full};
-/// use tower::{BoxError, ServiceBuilder, service_fn};
-/// use tower_on_demand::CoalesceLayer;
-///
-/// async fn collected<B>(response: Response<B>) -> Result<Response<Full<Bytes>>, BoxError>
-/// where
-///     B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-/// {
-///     let (head, body) = response.into_parts();
-///     let bytes = body.collect().await.map_err(Into::into)?.to_bytes();
-///     Ok(Response::from_parts(head, Full::new(bytes)))
-/// }
-///
-/// fn identity<B>(request: &Request<B>) -> Option<String> {
-///     (request.method() == Method::GET).then(|| request.uri().to_string())
-/// }
+/// # #[cfg(all(feature = "http", feature = "tokio"))] {
+/// use http::{Request, Response};
+/// use tower::{ServiceBuilder, service_fn};
+/// use tower_on_demand::{CoalesceLayer, Runtime, http::ShareBodyLayer};
 ///
 /// let service = ServiceBuilder::new()
-///     .layer(CoalesceLayer::new(identity))
-///     .and_then(collected)
-///     .map_err(BoxError::from)
+///     .layer(CoalesceLayer::http().shared_bodies())
+///     .layer(ShareBodyLayer::new(Runtime::tokio(), 256 * 1024))
 ///     .service(service_fn(|_: Request<String>| async {
 ///         Ok::<_, std::io::Error>(Response::new("streamed, say".to_owned()))
 ///     }));
-/// # fn of_requests<S: tower::Service<Request<String>>>(_: S) {}
-/// # of_requests(service);
+/// # drop(service);
+/// # }
 /// ```
+///
+/// With a key of your own, give none to what is its caller's (other methods than `GET`, cookies,
+/// `Authorization`), and put into it all that the answer depends on.
 pub struct CoalesceLayer<I, Req, S, P = ShareAll, D = ByCallers>
 where
     S: Service<Req>,
@@ -114,6 +103,9 @@ where
     policy: P,
     driver: D,
     options: Options,
+    label: Option<fn(&mut S::Response, Passage)>,
+    lasting: Option<Tying<S, I, Req, P, D>>,
+    weigh: fn(&S::Response) -> u64,
     hub: Option<Arc<Hub<I::Key>>>,
     /// Tells the hub of a new space.
     attach: Option<Attach<S, I, Req, P, D>>,
@@ -130,7 +122,7 @@ struct Options {
     max_flights: usize,
     max_wait: Option<MaxWait>,
     linger: Option<(Runtime, Duration)>,
-    linger_at_most: usize,
+    linger_limits: LingerLimits,
 }
 
 impl<I, Req, S> CoalesceLayer<I, Req, S>
@@ -149,8 +141,14 @@ where
                 max_flights: usize::MAX,
                 max_wait: None,
                 linger: None,
-                linger_at_most: LINGERING,
+                linger_limits: LingerLimits {
+                    responses: LINGERING,
+                    weight: u64::MAX,
+                },
             },
+            label: None,
+            lasting: None,
+            weigh: |_| 0,
             hub: None,
             attach: None,
             space: Arc::default(),
@@ -214,7 +212,18 @@ where
     /// How many responses linger at most. Beyond that the newest do not.
     #[must_use]
     pub fn linger_at_most(mut self, responses: usize) -> Self {
-        self.options.linger_at_most = responses;
+        self.options.linger_limits.responses = responses;
+        self.anew()
+    }
+
+    /// How much the responses that linger weigh at most, each as `weigh` says. What would be too much
+    /// does not linger.
+    ///
+    /// For HTTP responses, `linger_bytes` (feature `http`) counts bytes.
+    #[must_use]
+    pub fn linger_weight(mut self, most: u64, weigh: fn(&S::Response) -> u64) -> Self {
+        self.options.linger_limits.weight = most;
+        self.weigh = weigh;
         self.anew()
     }
 
@@ -283,26 +292,55 @@ where
         (self.anew(), CoalesceHandle::new(hub))
     }
 
+    /// Says to each response by which flight it came.
+    #[cfg(feature = "http")]
+    pub(crate) fn labelled(mut self, label: fn(&mut S::Response, Passage)) -> Self {
+        self.label = Some(label);
+        self.anew()
+    }
+
+    /// Responses can be joined while they are in use.
+    #[cfg(feature = "http")]
+    pub(crate) fn lasting(mut self, lasting: super::Lasting<S::Response>) -> Self
+    where
+        S: Send + 'static,
+        S::Future: Send + 'static,
+        S::Response: Send + 'static,
+        S::Error: 'static,
+        I: Send + Sync + 'static,
+        I::Key: Send + Sync + 'static,
+        Req: Send + 'static,
+        P: Send + Sync + 'static,
+        D: Send + Sync + 'static,
+    {
+        let knot = super::lasting::knot;
+        self.lasting = Some(Tying { lasting, knot });
+        self.anew()
+    }
+
     /// A changed layer does not share with what it was before.
     fn anew(mut self) -> Self {
         self.space = Arc::default();
         self
     }
 
-    fn rebuild<P2, D2>(
+    pub(crate) fn rebuild<P2, D2>(
         self,
         policy: impl FnOnce(P) -> P2,
         driver: impl FnOnce(D) -> D2,
     ) -> CoalesceLayer<I, Req, S, P2, D2> {
         assert!(
-            self.hub.is_none(),
-            "with_handle comes last: the options after it would not be in what the handle holds"
+            self.hub.is_none() && self.lasting.is_none(),
+            "shared_bodies and with_handle come after the options that change the layer's type"
         );
         CoalesceLayer {
             identity: self.identity,
             policy: policy(self.policy),
             driver: driver(self.driver),
             options: self.options,
+            label: self.label,
+            lasting: None,
+            weigh: self.weigh,
             hub: None,
             attach: None,
             space: Arc::default(),
@@ -337,12 +375,18 @@ where
                 shares: P::shares,
                 shares_error: P::shares_error,
                 launch: if D::TASKS { Some(D::launch) } else { None },
-                keeps_requests: P::ASKS || options.max_wait.is_some(),
+                keeps_requests: P::ASKS || options.max_wait.is_some() || self.lasting.is_some(),
+                manner: Manner {
+                    label: self.label,
+                    enlist: self.lasting.map(|tying| tying.lasting.enlist),
+                },
+                lasting: self.lasting,
+                weigh: self.weigh,
             },
             linger: options
                 .linger
                 .clone()
-                .map(|(runtime, after)| Linger::new(runtime, after, options.linger_at_most)),
+                .map(|(runtime, after)| Linger::new(runtime, after, options.linger_limits)),
             max_wait: options.max_wait.clone(),
             observed: self.hub.is_some(),
             passed: AtomicU64::new(0),
@@ -391,6 +435,9 @@ where
             policy: self.policy.clone(),
             driver: self.driver.clone(),
             options: self.options.clone(),
+            label: self.label,
+            lasting: self.lasting,
+            weigh: self.weigh,
             hub: self.hub.clone(),
             attach: self.attach,
             space: self.space.clone(),

@@ -19,24 +19,38 @@ use crate::{
 pub(super) struct Linger {
     runtime: Runtime,
     after: Duration,
-    most: usize,
+    limits: LingerLimits,
+    kept: Mutex<Kept>,
+}
+
+/// How much lingers at most.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LingerLimits {
+    pub(super) responses: usize,
+    pub(super) weight: u64,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
     /// In the order in which they expire.
-    kept: Mutex<VecDeque<Kept>>,
+    flights: VecDeque<Lingering>,
+    weight: u64,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Lingering {
     until: Instant,
     flight: Name,
+    weight: u64,
 }
 
 impl Linger {
-    pub(super) fn new(runtime: Runtime, after: Duration, most: usize) -> Self {
+    pub(super) fn new(runtime: Runtime, after: Duration, limits: LingerLimits) -> Self {
         Self {
             runtime,
             after,
-            most,
-            kept: Mutex::new(VecDeque::new()),
+            limits,
+            kept: Mutex::default(),
         }
     }
 
@@ -45,22 +59,33 @@ impl Linger {
     }
 
     /// Until when a flight that lands now can be joined, if it is kept at all. Expired ones go first.
-    pub(super) fn keep(&self, flight: Name, expire: impl Fn(Name)) -> Option<Instant> {
+    pub(super) fn keep(&self, flight: Name, weight: u64, expire: impl Fn(Name)) -> Option<Instant> {
         let now = self.now();
         let until = now + self.after;
         let mut expired = Vec::new();
         let keep = {
             let mut kept = lock(&self.kept);
-            while kept.front().is_some_and(|first| first.until <= now) {
-                expired.extend(kept.pop_front());
+            while kept.flights.front().is_some_and(|first| first.until <= now) {
+                if let Some(first) = kept.flights.pop_front() {
+                    kept.weight -= first.weight;
+                    expired.push(first.flight);
+                }
             }
-            let keep = self.after > Duration::ZERO && kept.len() < self.most;
+            let weighs = kept.weight.checked_add(weight);
+            let keep = self.after > Duration::ZERO
+                && kept.flights.len() < self.limits.responses
+                && weighs.is_some_and(|weighs| weighs <= self.limits.weight);
             if keep {
-                kept.push_back(Kept { until, flight });
+                kept.weight += weight;
+                kept.flights.push_back(Lingering {
+                    until,
+                    flight,
+                    weight,
+                });
             }
             keep
         };
-        expired.into_iter().for_each(|kept| expire(kept.flight));
+        expired.into_iter().for_each(expire);
         keep.then_some(until)
     }
 }

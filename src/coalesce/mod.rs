@@ -5,6 +5,7 @@ mod common;
 mod flight;
 mod future;
 mod handle;
+mod lasting;
 mod layer;
 mod linger;
 mod policy;
@@ -17,6 +18,13 @@ mod table;
 mod task;
 mod work;
 
+#[cfg(feature = "http")]
+pub(crate) use self::{
+    common::Passage,
+    lasting::{Lasting, Lasts, Tie},
+    policy::sealed::Sealed,
+    signal::{Signal, Spot, Turned},
+};
 pub use self::{
     future::ResponseFuture,
     handle::{CoalesceHandle, Shutdown, Statistics},

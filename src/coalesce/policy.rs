@@ -32,7 +32,8 @@ pub struct Alone<P, F> {
     pub(super) predicate: F,
 }
 
-mod sealed {
+pub(crate) mod sealed {
+    #[allow(unreachable_pub)]
     pub trait Sealed {}
     impl Sealed for super::ShareAll {}
     impl<P, F> Sealed for super::ShareIf<P, F> {}

@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::{
-    flight::{Driving, Flight, Home, Name, Parcel, Seat, Shared},
+    flight::{Driving, Flight, Home, Keep, Name, Parcel, Seat, Shared},
     table::{Body, Counts, Entry, Leader, Phase, Shard},
 };
 use crate::{
@@ -117,10 +117,10 @@ pub(crate) enum Parked<'a, H: Home> {
 /// What was unlinked.
 pub(crate) enum Unlinked<H: Home> {
     Alone,
-    /// `kept`: it can still be joined, for a while.
+    /// `kept`: how long it can still be joined.
     Shared {
         flight: Arc<Flight<H>>,
-        kept: bool,
+        kept: Option<Keep>,
     },
 }
 
@@ -235,11 +235,11 @@ impl<H: Home> Space<H> {
                     && (others.is_empty() || !others.contains(&entry.name))
             });
             if let Some(entry) = found {
-                let open = entry.phase == Phase::Open;
-                let full = open && entry.callers > self.limits.max_joiners;
+                let counted = entry.is_counted();
+                let full = counted && entry.callers > self.limits.max_joiners;
                 let flight = entry.share(home);
                 if !full {
-                    entry.callers += usize::from(open);
+                    entry.callers += usize::from(counted);
                     shard.counts.joined += 1;
                 }
                 drop(guard);
@@ -356,15 +356,15 @@ impl<H: Home> Space<H> {
         }
     }
 
-    /// A flight has its outcome, and its work is dropped. From now on nobody joins it, or, if `keep`
-    /// says so and nobody closed it, only until then. `spent` is the box of the work.
+    /// A flight has its outcome, and its work is dropped. From now on nobody joins it, or, if nobody
+    /// has closed it, only as long as `keep` says. `spent` is the box of the work.
     #[inline]
     pub(crate) fn unlink(
         &self,
         home: &H,
         name: Name,
         by_ticket: bool,
-        keep: Option<Instant>,
+        keep: Option<Keep>,
         spent: Option<Parcel<H>>,
     ) -> Unlinked<H> {
         let mut guard = self.shard(name.hash);
@@ -384,7 +384,9 @@ impl<H: Home> Space<H> {
         if by_ticket {
             entry.leader = Leader::Seat;
         }
-        let keep = keep.filter(|_| entry.phase == Phase::Open && !shut);
+        let open = entry.phase == Phase::Open && !shut;
+        // (A task's flight may have no callers.)
+        let keep = keep.filter(|keep| open && (*keep != Keep::InUse || entry.callers > 0));
         if keep.is_none() && entry.leader != Leader::Ticket {
             // Open, Closed => gone
             let removed = shard.table.remove(name);
@@ -392,10 +394,7 @@ impl<H: Home> Space<H> {
             drop(spent);
             self.ended(shut);
             return match removed.map(|entry| entry.body) {
-                Some(Body::Shared { flight, .. }) => Unlinked::Shared {
-                    flight,
-                    kept: false,
-                },
+                Some(Body::Shared { flight, .. }) => Unlinked::Shared { flight, kept: None },
                 Some(Body::Alone { .. } | Body::Neither) | None => Unlinked::Alone,
             };
         }
@@ -407,7 +406,9 @@ impl<H: Home> Space<H> {
         let flight = entry.share(home);
         let replaced = match &mut entry.body {
             Body::Shared {
-                until, successor, ..
+                keep: until,
+                successor,
+                ..
             } => {
                 *until = keep;
                 successor.take()
@@ -418,13 +419,11 @@ impl<H: Home> Space<H> {
         drop(spent);
         self.ended(shut);
         drop(replaced);
-        Unlinked::Shared {
-            flight,
-            kept: keep.is_some(),
-        }
+        Unlinked::Shared { flight, kept: keep }
     }
 
-    /// A caller goes before it has the outcome. The last one takes the flight with it.
+    /// A caller goes before it has the outcome, or is done with one that is kept while it is in use. The
+    /// last one takes it along.
     pub(crate) fn leave(&self, name: Name, who: Who, why: Departure) {
         let mut guard = self.shard(name.hash);
         let shard = &mut *guard;
@@ -443,10 +442,11 @@ impl<H: Home> Space<H> {
         };
         let mut removed = None;
         let flying = entry.is_flying();
-        if flying {
+        if entry.is_counted() {
             entry.callers -= 1;
-            shard.counts.left += u64::from(why == Departure::Left);
-            if entry.callers == 0 && !self.limits.lasting {
+            shard.counts.left += u64::from(flying && why == Departure::Left);
+            let lasting = flying && self.limits.lasting;
+            if entry.callers == 0 && !lasting {
                 if let Some(flight) = entry.flight() {
                     flight.mark_abandoned();
                 }
@@ -459,7 +459,7 @@ impl<H: Home> Space<H> {
         if let Some(flight) = unknowing {
             flight.leader_left_early();
         }
-        if let (true, Some(entry)) = (flying, removed) {
+        if let (true, Some(entry)) = (flying, &removed) {
             // Its work is dropped here, outside the table: a call with the same key leads anew.
             let _ending = Ending {
                 space: self,
@@ -468,7 +468,29 @@ impl<H: Home> Space<H> {
             if let Some(flight) = entry.flight() {
                 flight.abandon();
             }
-            drop(entry);
+            drop(removed);
+        }
+    }
+
+    /// What was kept while it is in use is kept until `until` now, or not at all.
+    pub(crate) fn keep_on(&self, name: Name, until: Option<Instant>) {
+        let mut shard = self.shard(name.hash);
+        let Some(until) = until else {
+            let kept = shard.unkeep(name);
+            drop(shard);
+            drop(kept);
+            return;
+        };
+        let flight = match shard.find(name).map(|entry| &mut entry.body) {
+            Some(Body::Shared { flight, keep, .. }) if *keep == Some(Keep::InUse) => {
+                *keep = Some(Keep::Until(until));
+                Some(flight.clone())
+            }
+            _ => None,
+        };
+        drop(shard);
+        if let Some(flight) = flight {
+            flight.forget_home();
         }
     }
 
@@ -530,7 +552,7 @@ impl<H: Home> Space<H> {
             phase: Phase::Open,
             body: Body::Shared {
                 flight: flight.clone(),
-                until: None,
+                keep: None,
                 successor: None,
             },
         };
@@ -582,12 +604,6 @@ impl<H: Home> Space<H> {
         drop(shard);
         drop(kept);
         known
-    }
-
-    /// Forgets what is kept of a flight.
-    pub(crate) fn expire(&self, name: Name) {
-        let kept = self.shard(name.hash).unkeep(name);
-        drop(kept);
     }
 
     /// How many callers wait for the flight of this key.

@@ -2,12 +2,13 @@
 
 /// A response that can be given to several callers: whatever is `Clone`.
 ///
-/// HTTP responses are where their bodies are. A streamed body is not: read it to its end beneath
-/// `CoalesceLayer`, as shown [there](super::CoalesceLayer#http).
+/// HTTP responses are where their bodies are. A streamed body is not: `ShareBodyLayer` (feature `http`)
+/// beneath `CoalesceLayer` makes it one that each caller reads from its first byte, as shown
+/// [there](super::CoalesceLayer#http).
 #[diagnostic::on_unimplemented(
     message = "a response of type `{Self}` cannot be given to several callers: it is not `Clone`",
     label = "not `Clone`",
-    note = "if it is an HTTP response with a streamed body, read that to its end beneath `CoalesceLayer` (see its section on HTTP)",
+    note = "if it is an HTTP response with a streamed body, put `tower_on_demand::http::ShareBodyLayer` beneath `CoalesceLayer` (see its section on HTTP)",
     note = "other responses can be wrapped in an `Arc`, beneath it too: `.map_response(Arc::new)`"
 )]
 pub trait Share {

@@ -75,6 +75,18 @@ pub(crate) struct Note {
     pub(crate) done: bool,
 }
 
+/// Of one who is no caller of a flight.
+#[cfg(feature = "http")]
+impl Default for Spot {
+    fn default() -> Self {
+        Self::new(Note {
+            led: false,
+            departure: Departure::Left,
+            done: false,
+        })
+    }
+}
+
 /// The first round; before it nobody is registered.
 const FIRST: u64 = 1;
 
@@ -99,7 +111,7 @@ impl Spot {
 }
 
 /// Whose turn it is.
-pub(crate) enum Whose {
+pub(crate) enum Turned {
     Landed,
     /// The caller's, who drives from now on; its waker, to park with.
     Ours(Waker),
@@ -224,12 +236,12 @@ impl Signal {
 
     /// Asks whose turn it is, and registers unless something is to be done.
     #[inline]
-    pub(crate) fn turn(&self, spot: &mut Spot, waker: &Waker) -> Whose {
+    pub(crate) fn turn(&self, spot: &mut Spot, waker: &Waker) -> Turned {
         let waker = waker.clone();
         let mut turns = lock(&self.turns);
         if self.landed() {
             drop(turns);
-            return Whose::Landed;
+            return Turned::Landed;
         }
         if turns.notified && !turns.driven {
             // Notified => Driven
@@ -238,13 +250,13 @@ impl Signal {
             let old = turns.waiting.remove(spot);
             drop(turns);
             drop(old);
-            return Whose::Ours(waker);
+            return Turned::Ours(waker);
         }
         let driven = turns.driven;
         let old = turns.waiting.register(spot, waker);
         drop(turns);
         drop(old);
-        Whose::NotOurs { driven }
+        Turned::NotOurs { driven }
     }
 
     /// The work is back. False if it is to be dropped: the caller drives on, to land it.
@@ -276,6 +288,33 @@ impl Signal {
         let mut turns = lock(&self.turns);
         turns.driven = turns.aborted;
         !turns.aborted
+    }
+
+    /// There is something for those who wait, and for whoever drives next.
+    #[cfg(feature = "http")]
+    pub(crate) fn renew(&self) {
+        let mut turns = lock(&self.turns);
+        // Driven => Notified
+        turns.driven = false;
+        turns.notified = true;
+        let waiting = turns.waiting.take();
+        drop(turns);
+        waiting.wake();
+    }
+
+    /// Registers, whoever drives.
+    #[cfg(feature = "http")]
+    pub(crate) fn wait(&self, spot: &mut Spot, waker: &Waker) {
+        let waker = waker.clone();
+        let old = lock(&self.turns).waiting.register(spot, waker);
+        drop(old);
+    }
+
+    /// Wakes those who wait, who look again.
+    #[cfg(feature = "http")]
+    pub(crate) fn rouse(&self) {
+        let waiting = lock(&self.turns).waiting.take();
+        waiting.wake();
     }
 
     /// Ends it unfinished. True: by the caller, who drives from now on; false: whoever drives does.

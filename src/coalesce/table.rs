@@ -2,7 +2,7 @@
 
 use std::{task::Waker, time::Instant};
 
-use super::flight::{Flight, Home, Name, Parcel, Shared};
+use super::flight::{Flight, Home, Keep, Name, Parcel, Shared};
 use crate::sync::{Arc, HashTable};
 
 /// Below this many places a table is not worth shrinking.
@@ -53,8 +53,8 @@ pub(crate) enum Body<H: Home> {
     },
     Shared {
         flight: Arc<Flight<H>>,
-        /// Until when it can be joined, if it has landed.
-        until: Option<Instant>,
+        /// How long it can be joined, since it has landed.
+        keep: Option<Keep>,
         /// What has taken its place.
         successor: Option<Arc<Flight<H>>>,
     },
@@ -78,7 +78,7 @@ pub(crate) enum Phase {
     Open,
     /// In flight, for those who are in it.
     Closed,
-    /// Landed, to be joined until a certain time.
+    /// Landed, and still to be joined.
     Kept,
     /// Landed, here only for the one who has a ticket for it.
     Owed,
@@ -97,13 +97,35 @@ impl<H: Home> Entry<H> {
     #[cold]
     fn is_kept(&self, now: Option<Instant>) -> bool {
         match (&self.body, now) {
-            (Body::Shared { until, .. }, Some(now)) => until.is_some_and(|until| now < until),
+            (Body::Shared { keep, .. }, now) => match keep {
+                Some(Keep::Until(until)) => now.is_some_and(|now| now < *until),
+                Some(Keep::InUse) => true,
+                None => false,
+            },
             _ => false,
         }
     }
 
+    #[inline]
     pub(crate) fn is_flying(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Closed)
+    }
+
+    /// Whether its callers are counted: those who wait, or, if it has landed, who wait for it or use it.
+    #[inline]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.is_flying() || (self.phase == Phase::Kept && self.is_in_use())
+    }
+
+    #[cold]
+    fn is_in_use(&self) -> bool {
+        matches!(
+            self.body,
+            Body::Shared {
+                keep: Some(Keep::InUse),
+                ..
+            }
+        )
     }
 
     pub(crate) fn flight(&self) -> Option<&Arc<Flight<H>>> {
@@ -134,7 +156,7 @@ impl<H: Home> Entry<H> {
         );
         self.body = Body::Shared {
             flight: flight.clone(),
-            until: None,
+            keep: None,
             successor: None,
         };
         flight

@@ -5,6 +5,9 @@
 //! the same for upgraded connections. [`StatusLayer`] turns errors into responses, for servers that
 //! want services without errors; [`status`] and [`response`] are its two halves for handlers of your own.
 //!
+//! With the feature `coalesce`, [`CoalesceLayer::http`](crate::CoalesceLayer::http) shares what is safe to share, and
+//! [`ShareBodyLayer`] lets several callers read one streamed body.
+//!
 //! With the feature `client`, hyper-util's legacy `Client` is a [`Backend`](crate::Backend): each lease is a clone.
 //!
 //! # In axum
@@ -48,6 +51,12 @@
 mod body;
 #[cfg(feature = "client")]
 mod client;
+#[cfg(feature = "coalesce")]
+mod coalesce;
+#[cfg(feature = "coalesce")]
+mod identity;
+#[cfg(feature = "coalesce")]
+mod share_body;
 mod silence;
 mod status;
 mod upgrade;
@@ -61,4 +70,11 @@ pub use self::{
     body::{BodyHold, InUseBody, UnlessSilent, UntilBodyEnd, UntilBothEnd},
     status::{Status, StatusBody, StatusFuture, StatusLayer, response, retry_after, status},
     upgrade::InUse,
+};
+#[cfg(feature = "coalesce")]
+#[cfg_attr(docsrs, doc(cfg(feature = "coalesce")))]
+pub use self::{
+    coalesce::{Flight, ShareSafe, is_shareable},
+    identity::{RequestKey, SameRequest},
+    share_body::{ShareBody, ShareBodyFuture, ShareBodyLayer, SharedBody},
 };

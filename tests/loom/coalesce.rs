@@ -7,14 +7,13 @@ use std::{
     pin::Pin,
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
     task::{Context, Poll, Waker},
-    time::Instant,
 };
 
 use loom::{sync::Mutex, thread};
 
 use super::{
     caller::{Sat, Step, Ticket},
-    flight::{Driving, Home, Lost, Name, Outcome, Seat, Turn},
+    flight::{Driving, Home, Keep, Lost, Name, Outcome, Seat, Turn, Whose},
     shards::{Departure, Entered, Limits, Replaced, Space},
 };
 use crate::with::{Arc, until};
@@ -31,7 +30,7 @@ struct Ground {
     live: AtomicUsize,
     made: AtomicUsize,
     polls: AtomicUsize,
-    keep: Option<Instant>,
+    keep: Option<Keep>,
     private: bool,
 }
 
@@ -92,7 +91,11 @@ impl Home for Here {
         work.held = None;
         Poll::Ready(Outcome {
             value: work.number,
-            private: self.private,
+            whose: if self.private {
+                Whose::Leaders
+            } else {
+                Whose::All
+            },
             keep: self.keep,
         })
     }
@@ -541,7 +544,7 @@ fn a_task_that_drives_tells_all_whether_it_ends_or_vanishes() {
             let driving = Driving::by_task(ground, &flight);
             let outcome = Outcome {
                 value: 5,
-                private: false,
+                whose: Whose::All,
                 keep: None,
             };
             driving.land_shared(&flight, outcome);

@@ -60,11 +60,11 @@ impl Counted {
     }
 }
 
-/// An instance without an owner is closed.
+/// An instance without an owner is closed, and what was not used of it yet is void.
 impl Drop for Counted {
     fn drop(&mut self) {
         if let Some(Counting::Own(usage)) = self.counting.get() {
-            usage.close_now();
+            usage.close_dead();
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::{
     },
     runtime::Runtime,
     target::{Intent, StartId, Urgency},
+    usage::Usage,
 };
 
 /// Turns what a maker makes, a [`Backend`], into an ordinary cloneable service: for parts that
@@ -202,6 +203,7 @@ fn keep<B: Backend>(backend: B, settings: &Settings, start: StartId) -> Kept<B::
     });
     let keeper = Keeper {
         shared: shared.clone(),
+        usage: instance.usage.clone(),
         instance: Some(instance),
         settings: settings.clone(),
     };
@@ -244,6 +246,7 @@ impl<B: Backend> Lend<B::Lease> for Shared<B> {
 struct Keeper<B: Backend> {
     shared: Arc<Shared<B>>,
     instance: Option<Arc<Instance<B>>>,
+    usage: Arc<Usage>,
     settings: Settings,
 }
 
@@ -291,9 +294,8 @@ impl<B: Backend> Keeper<B> {
 impl<B: Backend> Drop for Keeper<B> {
     fn drop(&mut self) {
         self.unpublish();
-        if let Some(instance) = self.instance.take() {
-            instance.usage.close_now();
-        }
+        self.usage.close_dead();
+        self.instance = None;
     }
 }
 

@@ -121,13 +121,20 @@ impl<B: Backend> Drop for Occupied<B> {
             return;
         };
         self.seat.leaving();
+        // `None`: the instance keeps its room until it is gone.
         let permit = backend.keep_until_gone(Box::new(permit));
+        let _last = Last(permit, self.usage.get());
         drop(backend);
-        match (permit, self.usage.get()) {
-            // The instance keeps its room until it is gone.
-            (None, _) => {}
-            (Some(permit), Some(usage)) => usage.hold_until_drained(permit),
-            (Some(permit), None) => drop(permit),
+    }
+}
+
+/// The room of an instance that is being dropped. It comes back after that, be it with a panic.
+struct Last<'a>(Option<Box<dyn Any + Send>>, Option<&'a Arc<Usage>>);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        if let (Some(permit), Some(usage)) = (self.0.take(), self.1) {
+            usage.hold_until_drained(permit);
         }
     }
 }

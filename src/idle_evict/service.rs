@@ -202,10 +202,10 @@ where
     }
 }
 
-/// An instance without an owner is closed.
+/// An instance without an owner is closed, and what was not used of it yet is void.
 impl<B, H, P> Drop for Evictable<B, H, P> {
     fn drop(&mut self) {
-        self.usage.close_now();
+        self.usage.close_dead();
     }
 }
 

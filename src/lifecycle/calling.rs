@@ -26,13 +26,19 @@ pub(crate) struct Calling<F> {
 
 impl<F> Calling<F> {
     /// Calls a lease that is ready.
-    pub(crate) fn new<L, Req>(mut handed: Handed<L>, request: Req) -> Self
+    pub(crate) fn new<L, Req>(handed: Handed<L>, request: Req) -> Self
     where
         L: Service<Req, Future = F>,
     {
+        let Handed {
+            mut lease, busy, ..
+        } = handed;
+        let call = lease.call(request);
+        // Not at the end of this function: if its drop panicked there, what is returned would leak.
+        drop(lease);
         Self {
-            call: Some(handed.lease.call(request)),
-            busy: handed.busy,
+            call: Some(call),
+            busy,
         }
     }
 }

@@ -307,9 +307,10 @@ where
 
     fn remembered(&self, now: Instant) -> Remembered {
         let desk = lock(&self.core.desk);
+        let kept = desk.keep_running != self.core.config.keep_running;
         if desk.supply.is_none() || desk.waiting() > 0 {
             Remembered::InUse
-        } else if desk.unloaded || desk.keep_running {
+        } else if desk.unloaded || kept || desk.idle_after.is_some() {
             Remembered::Ordered
         } else if desk.history.is_recent(&self.core.config.policy, now) {
             Remembered::Failing
@@ -334,7 +335,11 @@ where
 
 impl<T, B: Backend> Drop for Door<T, B> {
     fn drop(&mut self) {
-        let owner = lock(&self.core.desk).order_halt(Halt::Abandoned);
+        let owner = {
+            let mut desk = lock(&self.core.desk);
+            desk.abandoned = true;
+            desk.owner.take()
+        };
         wake(owner);
     }
 }

@@ -45,8 +45,6 @@ pub(crate) struct Ticket<B: Backend> {
 /// To stop, and what comes after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Halt {
-    /// The last handle was dropped: calls in flight end in their own time.
-    Abandoned,
     /// Down, and straight up again.
     Restart,
     /// Down, until the next call.
@@ -94,6 +92,8 @@ pub(crate) struct Desk<T, B: Backend> {
     pub(crate) idle_after: Option<Option<Duration>>,
     pub(crate) unloaded: bool,
     pub(crate) shut_down: bool,
+    /// The last handle was dropped: it goes down, and the calls in flight end in their own time.
+    pub(crate) abandoned: bool,
     watches: Slab<Watch>,
 }
 
@@ -149,6 +149,7 @@ impl<T, B: Backend> Desk<T, B> {
             idle_after: None,
             unloaded: false,
             shut_down: false,
+            abandoned: false,
             watches: Slab::new(),
         }
     }

@@ -60,7 +60,7 @@ pub(crate) enum Remembered {
     InUse,
     /// Its starts failed, or it crashed, lately.
     Failing,
-    /// It was unloaded, or must keep running.
+    /// It was unloaded, or an order made it another than its layer would.
     Ordered,
     Nothing,
 }

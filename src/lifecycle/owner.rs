@@ -188,8 +188,11 @@ where
             Either::Done(Ok((backend, start))) => match self.instance(backend, start) {
                 Ok(made) => return Some(made),
                 Err((instance, error)) => {
-                    self.failed(error, urgency);
+                    // Starting → Stopping: it has failed once it is gone.
+                    let told = lock(&core.desk).enter(State::Stopping, core.runtime.now());
+                    told.wake();
                     self.discard(instance).await;
+                    self.failed(error, urgency);
                 }
             },
             Either::Done(Err(error)) => self.failed(error, urgency),
@@ -324,8 +327,8 @@ where
         self.restarting = false;
         self.current = Some(instance);
         // Idle from here on, if nobody used it; room may be made of it.
-        drop(leases);
-        drop(own);
+        let _ = discard(leases);
+        let _ = discard(own);
     }
 
     // ===== Running =====
@@ -418,7 +421,7 @@ impl<T, B: Backend> Desk<T, B> {
     }
 
     pub(super) fn is_held_down(&self) -> bool {
-        self.unloaded || self.shut_down
+        self.unloaded || self.shut_down || self.abandoned
     }
 
     /// What those are told who wait while it goes down; `None` if it comes up again at once.
@@ -429,8 +432,8 @@ impl<T, B: Backend> Desk<T, B> {
             Some(ErrorKind::Unloaded)
         } else {
             match self.halt {
-                Some(Halt::Stop | Halt::Abandoned) => Some(ErrorKind::Stopped),
-                Some(Halt::Restart) | None => None,
+                Some(Halt::Stop) => Some(ErrorKind::Stopped),
+                Some(Halt::Restart) | None => self.abandoned.then_some(ErrorKind::Stopped),
             }
         }
     }
@@ -458,7 +461,7 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         drop(desk);
         shown.wake();
         if let Some(lender) = &lender {
-            lender.instance.usage.close_now();
+            lender.instance.usage.close_dead();
         }
         // What is dropped is the user's. Its panic must not keep the news from those who wait.
         let held = (lender, self.current.take(), self.beside.take());

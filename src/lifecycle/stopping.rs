@@ -85,6 +85,7 @@ where
     /// Stops and drops an instance that nobody uses any more.
     pub(super) async fn discard(&mut self, instance: Arc<Instance<B>>) {
         let core = self.core.clone();
+        instance.usage.close_now();
         let bound = core.config.stop_timeout;
         let stopped = ending::stop(&core.runtime, instance, bound);
         let stopped = self.attend_waiters(stopped).await;
@@ -138,7 +139,7 @@ where
             let error = Error::new(kind).of(core.config.name.clone());
             told.extend(desk.tell(&error, |_| true));
         }
-        if desk.halt.is_some() {
+        if desk.must_stop() {
             self.restarting = false;
         }
         let halted = desk.halt_done();

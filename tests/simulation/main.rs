@@ -1,6 +1,149 @@
 //! A deterministic simulation of random fleets, and what it has found.
+//!
+//! Each seed draws a fleet (how many backends, in which stacks, under which options), and then random
+//! callers, operators and accidents on virtual time. The fake backends count themselves, and after
+//! every step what they saw is held against the invariants; at the end everything must drain to zero.
+//!
+//! `cargo test --release --all-features --test simulation` runs 2,000 seeds (a debug build 200); `SEEDS=n` more or fewer,
+//! from `FIRST=m` on. A seed that fails tells its story; `SEED=n` runs that one and tells it too.
 #![cfg(feature = "full")]
 
+mod acts;
+mod check;
+mod fake;
+mod fleet;
+mod news;
 mod regressions;
+mod rng;
+mod sim;
 #[path = "../support/mod.rs"]
 mod support;
+mod world;
+
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
+
+use sim::Outcome;
+
+/// What must have happened at least once in the default number of seeds.
+const EVENTS: &[&str] = &["answered"];
+
+/// A debug build is some ten times slower.
+const SEEDS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
+
+fn number(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().expect("a number"))
+}
+
+/// A run whose own panic is a failure like any other.
+fn run(seed: u64, story: bool) -> Outcome {
+    catch_unwind(AssertUnwindSafe(|| sim::run(seed, story))).unwrap_or_else(|panic| {
+        let message = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        Outcome {
+            violations: vec![format!("panicked: {}", message.unwrap_or_default())],
+            counts: BTreeMap::new(),
+            story: Vec::new(),
+            polls: 0,
+        }
+    })
+}
+
+/// Tells a seed's story.
+fn tell(seed: u64, found: &[String]) {
+    let Outcome {
+        story, violations, ..
+    } = run(seed, true);
+    for (at, line) in &story {
+        println!("{:>14.6} {line}", at.as_secs_f64());
+    }
+    println!("\nseed {seed} fails:");
+    for violation in if violations.is_empty() {
+        found
+    } else {
+        &violations
+    } {
+        println!("  {violation}");
+    }
+    if violations.is_empty() {
+        println!("  (it did not when it was run again: something is not deterministic)");
+    }
+    println!("again: SEED={seed} cargo test --all-features --test simulation\n");
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "it tells how long it took")]
+fn random_fleets_keep_every_invariant_and_drain_to_zero() {
+    // The panics of fake user code are part of the story.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().name() != Some("simulation") {
+            hook(info);
+        }
+    }));
+    let runner = std::thread::Builder::new().name("simulation".to_owned());
+    let failed = runner.spawn(seeds).expect("a thread").join();
+    assert_eq!(
+        failed.expect("it does not panic"),
+        [0; 0],
+        "seeds that fail"
+    );
+}
+
+/// Those that fail.
+#[allow(clippy::disallowed_methods, reason = "it tells how long it took")]
+fn seeds() -> Vec<u64> {
+    if let Some(seed) = number("SEED") {
+        let outcome = run(seed, false);
+        tell(seed, &outcome.violations);
+        return (!outcome.violations.is_empty())
+            .then_some(seed)
+            .into_iter()
+            .collect();
+    }
+    let (first, seeds) = (
+        number("FIRST").unwrap_or(0),
+        number("SEEDS").unwrap_or(SEEDS),
+    );
+    let begun = Instant::now();
+    let mut counts: BTreeMap<&'static str, u64> = EVENTS.iter().map(|name| (*name, 0)).collect();
+    let (mut failed, mut polls, mut most) = (Vec::new(), 0, (0, 0));
+    for seed in first..first + seeds {
+        let outcome = run(seed, false);
+        polls += outcome.polls;
+        most = most.max((outcome.polls, seed));
+        for (name, count) in outcome.counts {
+            *counts.entry(name).or_default() += count;
+        }
+        if !outcome.violations.is_empty() {
+            println!("seed {seed}: {}", outcome.violations[0]);
+            failed.push(seed);
+            if failed.len() == 1 {
+                tell(seed, &outcome.violations);
+            }
+            if failed.len() == 20 {
+                break;
+            }
+        }
+    }
+    let took = begun.elapsed();
+    let rate = seeds as f64 / took.as_secs_f64();
+    println!(
+        "{seeds} seeds in {took:.1?}: {rate:.1} seeds per second, {polls} polls of tasks, at most {} (seed {})",
+        most.0, most.1
+    );
+    for (name, count) in &counts {
+        println!("{count:>10} {name}");
+    }
+    if seeds >= SEEDS && failed.is_empty() {
+        let never: Vec<_> = EVENTS.iter().filter(|name| counts[**name] == 0).collect();
+        assert!(never.is_empty(), "never happened: {never:?}");
+    }
+    failed
+}

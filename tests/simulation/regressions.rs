@@ -513,6 +513,22 @@ fn who_waits_until_it_is_stopped_is_told_when_a_backoff_window_is_over() {
     assert_eq!(clock.timers(), 0);
 }
 
+#[test]
+fn what_is_reloaded_in_place_and_then_left_by_everybody_does_not_come_back() {
+    let (runtime, clock, world) = world(1);
+    let stack: Stack = layer(&runtime).layer(world.maker());
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    drop(stack.handle().reload_in_place(None));
+    drop(stack);
+    clock.advance(secs(1));
+    assert_eq!(
+        (world.saw("a").begun, world.alive(), clock.tasks()),
+        (1, 0, 0)
+    );
+}
+
 // ===== panics of user code =====
 
 #[test]
@@ -558,6 +574,53 @@ fn l1_a_reload_to_a_backend_that_cannot_lend_keeps_the_old_one() {
     assert_eq!(counts.0.load(Ordering::Relaxed), 2);
     assert_eq!(counts.1.load(Ordering::Relaxed), 1);
     assert_eq!(stack.status().generation, 1);
+}
+
+#[test]
+fn l5_the_drop_of_a_lease_panics_after_its_call_and_no_claim_is_left() {
+    let (runtime, clock) = test_util::runtime(1);
+    let (evictable, _sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+    let maker = service_fn(|_: String| ready(Ok::<_, std::io::Error>(DropToStop::new(Bomb(true)))));
+    let stack = layer(&runtime).layer(evictable.layer(maker));
+    let start = clock.spawn(stack.handle().start());
+    clock.run();
+    assert!(start.panicked().is_some());
+    for _ in 0..3 {
+        let stack = stack.clone();
+        let call = clock.spawn(async move { stack.clone().oneshot(ms(0)).await });
+        clock.run();
+        assert!(call.panicked().is_some());
+    }
+    assert_eq!(stack.status().in_flight, Some(0));
+}
+
+/// A service whose clones go off when they are dropped.
+struct Bomb(bool);
+
+impl Clone for Bomb {
+    fn clone(&self) -> Self {
+        Self(true)
+    }
+}
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        assert!(!self.0 || std::thread::panicking(), "as planned");
+    }
+}
+
+impl Service<Duration> for Bomb {
+    type Response = ();
+    type Error = BoxError;
+    type Future = Ready<Result<(), BoxError>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _takes: Duration) -> Self::Future {
+        ready(Ok(()))
+    }
 }
 
 #[test]
@@ -703,6 +766,39 @@ fn a_key_that_was_never_started_is_not_kept_for_ever() {
         drop(tenants.handle(format!("late {n}")).expect("there is place"));
     }
     assert!(tenants.keys() <= 3, "{} keys", tenants.keys());
+}
+
+#[test]
+fn a_key_is_remembered_for_what_was_ordered_of_it_and_not_for_its_options() {
+    let (runtime, clock, world) = world(1);
+    let (evictable, sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+    runtime.spawn(async move { sweeper.run().await });
+    let tenants = KeyedLayer::new(
+        runtime.clone(),
+        |takes: &Duration| Some(takes.as_millis().to_string()),
+        |key: &String| Ok::<_, BoxError>(key.clone()),
+    )
+    .each(|backend| backend.keep_running())
+    .max_keys(10)
+    .layer(evictable.idle_after(secs(10)).layer(world.maker()));
+    for n in 0..100 {
+        clock
+            .block_on(tenants.clone().oneshot(ms(n)))
+            .expect("served");
+        clock.advance(secs(20));
+    }
+    assert_eq!((tenants.keys(), world.alive()), (0, 0));
+    let key = tenants.handle("7".to_owned()).expect("there is place");
+    key.set_idle_after(secs(100));
+    drop(key);
+    clock
+        .block_on(tenants.clone().oneshot(ms(8)))
+        .expect("served");
+    clock
+        .block_on(tenants.clone().oneshot(ms(7)))
+        .expect("served");
+    clock.advance(secs(90));
+    assert_eq!(world.alive(), 1, "its bound is remembered");
 }
 
 #[test]

@@ -1,0 +1,369 @@
+//! What must hold whenever nothing is about to happen, and at the end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tower_on_demand::{ErrorKind, State as Stands, Status};
+
+use crate::{
+    fake::Request,
+    sim::{HOUR, SLACK, Sim},
+    support::secs,
+    world::{Inst, Phase, State},
+};
+
+impl Sim {
+    /// Nothing is ready to run.
+    pub(crate) fn check(&mut self) {
+        self.forget_done();
+        let statuses = self.group.status();
+        let mut wrong = Vec::new();
+        if !self.executor_gone {
+            self.check_room(&mut wrong);
+            self.check_line(&mut wrong);
+            self.check_states(&statuses, &mut wrong);
+            self.check_idle(&mut wrong);
+        }
+        let panics = self.clock.panics().len();
+        let state = &mut *self.world.lock();
+        state.violations.extend(wrong);
+        state.granted.clear();
+        state.panics = panics;
+    }
+
+    fn check_room(&self, wrong: &mut Vec<String>) {
+        let Some(ceiling) = &self.ceiling else { return };
+        let now = ceiling.occupancy();
+        let state = &*self.world.lock();
+        let held: u64 = under_ceiling(state).map(|(_, i)| i.weight).sum();
+        if held > now.used {
+            wrong.push(format!("C5: {held} live, room for {} is held", now.used));
+        }
+        let waiting = state.asks.values().filter(|ask| !ask.made).count();
+        if waiting != now.waiting {
+            wrong.push(format!(
+                "C8: {waiting} wait for room, {} in line",
+                now.waiting
+            ));
+        }
+        // What nobody lives in, nobody holds, but for the successor of what crashed.
+        let kept = state
+            .backends
+            .iter()
+            .any(|it| it.kept && (it.pinned || !it.evictable));
+        if held < now.used && !kept && state.asks.is_empty() {
+            let left_over = under_ceiling(state).any(|(_, i)| i.is_left_over());
+            if !left_over {
+                wrong.push(format!("C5: {held} live, room for {} is held", now.used));
+            }
+        }
+    }
+
+    /// No starter waits while room could be made, nor past its time, nor behind one who came later.
+    fn check_line(&self, wrong: &mut Vec<String>) {
+        let Some(ceiling) = &self.ceiling else { return };
+        let now = ceiling.occupancy();
+        let at = self.world.now();
+        let state = &*self.world.lock();
+        let goes_first = |backend: usize| {
+            let it = &state.backends[backend];
+            it.kept && (it.pinned || !it.evictable)
+        };
+        let waiting: Vec<_> = state.asks.iter().filter(|(_, ask)| !ask.made).collect();
+        for (ask, it) in &waiting {
+            let wait = state.backends[it.backend].wait;
+            if at - it.since >= wait {
+                wrong.push(format!("W2: ask {ask} waits past its {wait:?}"));
+            }
+            for granted in &state.granted {
+                let before = state.asks.get(granted).map(|ask| ask.backend);
+                let first = before.is_none_or(goes_first);
+                if *granted > **ask && !first {
+                    wrong.push(format!("C7: ask {granted} went before ask {ask}"));
+                }
+            }
+        }
+        let firsts = waiting.iter().filter(|(_, ask)| goes_first(ask.backend));
+        let heads: Vec<_> = waiting.first().into_iter().chain(firsts.take(1)).collect();
+        if heads.is_empty() {
+            return;
+        }
+        let idle: u64 = if self.plan.uniform {
+            let idle = under_ceiling(state).filter(|(id, inst)| self.could_go(state, *id, inst));
+            idle.count() as u64
+        } else {
+            0
+        };
+        let leaving = now.stopping as u64;
+        let helps = |weight: u64| {
+            let fits = now.used + weight <= now.limit;
+            let staying = now.used.saturating_sub(leaving);
+            let made = staying + weight > now.limit && staying + weight <= now.limit + idle;
+            fits || (self.plan.uniform && made)
+        };
+        if heads.iter().all(|(_, ask)| helps(ask.weight)) {
+            let heads: Vec<_> = heads.iter().map(|(ask, _)| ask).collect();
+            wrong.push(format!("W1: {heads:?} wait, {idle} are idle, {now:?}"));
+        }
+    }
+
+    /// Whether an instance could make room: idle for everybody to see.
+    fn could_go(&self, state: &State, id: usize, inst: &Inst) -> bool {
+        let it = &state.backends[inst.backend];
+        let at = self.world.now();
+        it.evictable
+            && !it.pinned
+            && inst.phase == Phase::Ready
+            && !inst.stop_called
+            && !inst.died
+            && inst.in_flight == 0
+            && at >= inst.ready_at + it.residency
+            && it.reloads == 0
+            && !it.abandoned
+            && !self.has_anything(inst.backend)
+            && state
+                .instances
+                .iter()
+                .skip(id + 1)
+                .all(|other| other.backend != inst.backend)
+    }
+
+    fn check_states(&mut self, statuses: &[Status], wrong: &mut Vec<String>) {
+        let state = &*self.world.lock();
+        for status in statuses {
+            let name = &*status.name;
+            let Some(backend) = state.backends.iter().position(|it| it.name == name) else {
+                wrong.push(format!("{name} is nobody's"));
+                continue;
+            };
+            let it = &state.backends[backend];
+            let own = || {
+                let all = state.instances.iter().enumerate();
+                all.filter(|(_, i)| i.backend == backend && i.phase != Phase::Gone)
+                    .filter(|(_, i)| !i.is_left_over() && !(it.drops && self.has_anything(backend)))
+            };
+            let asks = state.asks.values().any(|ask| ask.backend == backend);
+            let starting = own().any(|(_, i)| i.phase == Phase::Starting);
+            let fine = match status.state {
+                Stands::Starting => asks || starting,
+                Stands::Running => {
+                    it.drops || own().any(|(_, i)| i.phase == Phase::Ready && !i.stop_called)
+                }
+                Stands::Stopping => it.drops || own().any(|(_, i)| i.phase != Phase::Starting),
+                _ => own().next().is_none() && !asks,
+            };
+            if !fine {
+                let own: Vec<_> = own().map(|(id, i)| (id, i.phase)).collect();
+                wrong.push(format!(
+                    "S2: {name} is {:?}, and there is {own:?}",
+                    status.state
+                ));
+            }
+            let awaited = matches!(status.state, Stands::Starting | Stands::Stopping);
+            if status.waiting > 0 && !awaited {
+                let waiting = status.waiting;
+                wrong.push(format!(
+                    "{waiting} wait for {name}, which is {:?}",
+                    status.state
+                ));
+            }
+            let free = !self.has_anything(backend);
+            if free && status.waiting > 0 {
+                wrong.push(format!(
+                    "L5: {} places at {name} are nobody's",
+                    status.waiting
+                ));
+            }
+            if free && it.reloads == 0 && status.state == Stands::Running {
+                if let Some(uses @ 1..) = status.in_flight {
+                    wrong.push(format!("L5: {uses} uses of {name} are nobody's"));
+                }
+            }
+            // Every stop has a reason, and an eviction is none of those that anybody ordered.
+            let (base, last) = self.evictions.entry(backend).or_default();
+            if status.evictions < *last {
+                *base += *last;
+            }
+            *last = status.evictions;
+            let evicted = *base + *last;
+            let all = state.instances.iter().filter(|i| i.backend == backend);
+            let unexplained = all
+                .filter(|i| i.stop_called && !i.died && i.plan.lease_panics.is_none())
+                .filter(|i| !it.downs.iter().any(|(at, _)| *at > i.begun))
+                .count() as u64;
+            if unexplained > evicted && !it.abandoned && !it.keyed {
+                wrong.push(format!(
+                    "{name}: {unexplained} stops for {evicted} evictions"
+                ));
+            }
+            let never = !it.evictable || (it.pinned && it.pinned_in == 0);
+            if never && evicted > 0 {
+                wrong.push(format!(
+                    "C4/E7: {name} was evicted: {:?}",
+                    status.last_eviction
+                ));
+            }
+        }
+    }
+
+    /// What is due for age has gone.
+    fn check_idle(&self, wrong: &mut Vec<String>) {
+        let at = self.world.now();
+        let state = &*self.world.lock();
+        if !state.sweeps {
+            return;
+        }
+        for (id, inst) in state.instances.iter().enumerate() {
+            let it = &state.backends[inst.backend];
+            let Some(bound) = it.bound.filter(|_| !it.pinned) else {
+                continue;
+            };
+            let idle = inst.phase == Phase::Ready && inst.in_flight == 0 && !inst.stop_called;
+            if !idle || it.reloads > 0 || self.has_anything(inst.backend) || inst.is_left_over() {
+                continue;
+            }
+            let since = inst.ready_at.max(inst.ended).max(it.touched);
+            if at > since + bound + SLACK {
+                wrong.push(format!(
+                    "{}#{id} is idle since {since:?}, bound {bound:?}",
+                    it.name
+                ));
+            }
+        }
+    }
+
+    // ===== the end =====
+
+    /// All is brought down, and nothing is left.
+    pub(crate) fn end(&mut self) {
+        self.clock.run();
+        self.check();
+        if !self.executor_gone && self.rng.percent(70) {
+            self.shut_down();
+        } else if self.rng.percent(20) && !self.executor_gone {
+            self.lose_executor();
+        }
+        if !self.world.lock().violations.is_empty() {
+            return;
+        }
+        self.world.tell(|| "everybody leaves".to_owned());
+        while !self.going.is_empty() {
+            self.drop_going(0);
+        }
+        for (_, _, task) in std::mem::take(&mut self.kept) {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
+        }
+        self.clock.run();
+        self.orders.clear();
+        for node in &mut self.nodes {
+            let _ = catch_unwind(AssertUnwindSafe(|| node.door = None));
+        }
+        self.tenants = None;
+        self.shared = None;
+        {
+            let mut state = self.world.lock();
+            for it in &mut state.backends {
+                it.abandoned = true;
+            }
+        }
+        // No bound of a stop is longer, and no start goes on that nobody can use.
+        self.clock.advance(HOUR);
+        let ceiling = self.ceiling.take();
+        self.world.set_ceiling(None);
+        let mut wrong = Vec::new();
+        if let Some(now) = ceiling.as_ref().map(|ceiling| ceiling.occupancy()) {
+            if now.used > 0 || now.waiting > 0 {
+                wrong.push(format!("L5: room is held or waited for: {now:?}"));
+            }
+        }
+        drop(ceiling);
+        self.clock.run();
+        let state = &mut *self.world.lock();
+        let alive = state.instances.iter().enumerate();
+        let alive: Vec<_> = alive.filter(|(_, i)| i.phase != Phase::Gone).collect();
+        if !alive.is_empty() {
+            let alive: Vec<_> = alive.iter().map(|(id, i)| (*id, i.phase)).collect();
+            wrong.push(format!("L5: alive: {alive:?}"));
+        }
+        let flying: u32 = state.instances.iter().map(|i| i.in_flight).sum();
+        if flying > 0 {
+            wrong.push(format!("L5: {flying} in flight"));
+        }
+        let (tasks, timers) = (self.clock.tasks(), self.clock.timers());
+        if (tasks, timers) != (0, 0) {
+            wrong.push(format!("L5: {tasks} tasks and {timers} timers are left"));
+        }
+        if !state.asks.is_empty() {
+            wrong.push(format!("L5: {:?} ask for room", state.asks));
+        }
+        state.violations.extend(wrong);
+    }
+
+    fn shut_down(&mut self) {
+        let drain = self.rng.short();
+        self.world
+            .tell(|| format!("shut down, {drain:?} for calls in flight"));
+        self.world.closed(Some(drain));
+        self.closed = true;
+        let group = self.group.clone();
+        // At most two of a backend are stopped, one after the other.
+        let within = drain + 2 * secs(60) + secs(1);
+        let begun = self.world.now();
+        if self.finish(within, group.stopped(drain)).is_none() {
+            let took = self.world.now() - begun;
+            self.world
+                .violation(format!("L3: not shut down after {took:?} of {within:?}"));
+            return;
+        }
+        let left: Vec<_> = {
+            let mut state = self.world.lock();
+            state.no_more_starts = true;
+            let of = |i: &Inst| state.backends[i.backend].drops && self.has_anything(i.backend);
+            let alive = state.instances.iter().enumerate();
+            alive
+                .filter(|(_, i)| i.phase != Phase::Gone && !i.is_left_over() && !of(i))
+                .map(|(id, i)| (id, i.phase))
+                .collect()
+        };
+        if !left.is_empty() {
+            self.world
+                .violation(format!("L3: shut down, and there is {left:?}"));
+        }
+        for backend in 0..self.plan.backends + self.plan.keys {
+            self.late_call(backend);
+        }
+        self.clock.advance(HOUR);
+        self.check();
+    }
+
+    /// Who comes after the end is told so.
+    fn late_call(&mut self, backend: usize) {
+        let id = self.world.seq();
+        let request = Request {
+            id,
+            key: backend.checked_sub(self.plan.backends),
+            ..Request::default()
+        };
+        let called = catch_unwind(AssertUnwindSafe(|| self.call_of(backend, request)));
+        let Ok(Some((future, _))) = called else {
+            return;
+        };
+        let told = self.finish(secs(1), future);
+        let fine = match &told {
+            Some(Err(error)) => matches!(
+                error.kind(),
+                ErrorKind::ShutDown | ErrorKind::TooManyKeys { .. }
+            ),
+            _ => false,
+        };
+        if !fine {
+            let told = told.map(|told| told.map(|_| ()));
+            self.world
+                .violation(format!("L3: a late call is told {told:?}"));
+        }
+    }
+}
+
+fn under_ceiling(state: &State) -> impl Iterator<Item = (usize, &Inst)> + Clone {
+    let all = state.instances.iter().enumerate();
+    all.filter(|(_, i)| i.phase != Phase::Gone && state.backends[i.backend].under_ceiling)
+}

@@ -63,12 +63,14 @@ where
 {
     fn halt(&self, halt: Halt, unload: bool, target: Option<T>) -> oneshot::Receiver<()> {
         let (done, halted) = oneshot::channel();
-        let mut old = None;
+        let mut old = Vec::new();
         self.core.halt(halt, None, |desk| {
             desk.halted.push(done);
             desk.unloaded |= unload;
             if target.is_some() {
-                old = std::mem::replace(&mut desk.next_target, target);
+                // The reloads before it are not to be seen any more.
+                old.extend(std::mem::replace(&mut desk.next_target, target));
+                old.extend(desk.reloads.iter_mut().filter_map(|it| it.target.take()));
             }
         });
         drop(old);

@@ -272,6 +272,7 @@ impl Sim {
             }
             it.unload_ordered |= order == Order::Unload;
         }
+        let version = new.as_ref().map(|spec| spec.version);
         let typed = self.handle(backend);
         let before = world.running(backend);
         // A start may borrow what runs, which is user code.
@@ -289,7 +290,7 @@ impl Sim {
         drop(handle);
         let task = self.clock.spawn(async move {
             let result = future.await;
-            world.ordered(backend, order.name(), seq, before, &result);
+            world.ordered(backend, order.name(), version, seq, before, &result);
         });
         if self.rng.percent(10) {
             world_forgets(&self.world, backend, order);

@@ -136,10 +136,11 @@ impl Sim {
                 continue;
             };
             let it = &state.backends[backend];
+            let held_by_somebody = it.drops && self.has_anything(backend);
             let own = || {
                 let all = state.instances.iter().enumerate();
                 all.filter(|(_, i)| i.backend == backend && i.phase != Phase::Gone)
-                    .filter(|(_, i)| !i.is_left_over() && !(it.drops && self.has_anything(backend)))
+                    .filter(|(_, i)| !(i.is_left_over() || held_by_somebody))
             };
             let asks = state.asks.values().any(|ask| ask.backend == backend);
             let starting = own().any(|(_, i)| i.phase == Phase::Starting);

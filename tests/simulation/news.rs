@@ -19,11 +19,7 @@ const POLLS: u64 = 1 + 4 * 4 + 1;
 impl World {
     /// The instance that serves `backend`, as far as it knows.
     pub(crate) fn running(&self, backend: usize) -> Option<usize> {
-        let state = self.lock();
-        let all = state.instances.iter().enumerate().rev();
-        let mut own = all.filter(|(_, i)| i.backend == backend);
-        own.find(|(_, i)| i.phase == Phase::Ready && !i.stop_called && !i.is_left_over())
-            .map(|(id, _)| id)
+        running(&self.lock(), backend)
     }
 
     // ===== callers =====
@@ -124,6 +120,7 @@ impl World {
         &self,
         backend: usize,
         order: &'static str,
+        version: Option<u32>,
         seq: u64,
         before: Option<usize>,
         result: &Result<(), Error>,
@@ -148,12 +145,23 @@ impl World {
         if order == "reload" {
             it.reloads -= 1;
         }
+        if result.is_ok() {
+            it.version = it.version.max(version.unwrap_or_default());
+        }
         if order == "unload" && it.unload_ordered {
             it.unloaded = true;
         }
-        let downs = it.downs.clone();
+        let (downs, version) = (it.downs.clone(), it.version);
         let may_go = it.evictable;
         *state.counts.entry(count).or_default() += 1;
+        let drops = state.backends[backend].drops;
+        let newest = state.instances.iter().rposition(|i| i.backend == backend);
+        let serving = running(state, backend).filter(|id| !drops && newest == Some(*id));
+        let serving = serving.map(|id| &state.instances[id]);
+        if let Some(old) = serving.filter(|it| order == "reload" && it.version < version) {
+            let served = format!("v{} serves after a reload to v{version}", old.version);
+            state.violations.push(served);
+        }
         let Some(old) = before.map(|id| &state.instances[id]) else {
             return;
         };
@@ -244,6 +252,13 @@ impl World {
             }
         }
     }
+}
+
+fn running(state: &State, backend: usize) -> Option<usize> {
+    let all = state.instances.iter().enumerate().rev();
+    let mut own = all.filter(|(_, i)| i.backend == backend);
+    own.find(|(_, i)| i.phase == Phase::Ready && !i.stop_called && !i.is_left_over())
+        .map(|(id, _)| id)
 }
 
 fn swept_wrongly(state: &State, id: usize, now: Duration, idle: Duration) -> Option<String> {

@@ -529,6 +529,33 @@ fn what_is_reloaded_in_place_and_then_left_by_everybody_does_not_come_back() {
     );
 }
 
+#[test]
+fn a_reload_that_was_ordered_before_a_reload_in_place_does_not_come_after_it() {
+    let (runtime, clock) = test_util::runtime(1);
+    let made = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let maker = service_fn({
+        let (runtime, made) = (runtime.clone(), made.clone());
+        move |target: String| {
+            made.lock().expect("no panic").push(target);
+            let sleep = runtime.sleep(ms(10));
+            async move {
+                sleep.await;
+                let echo = service_fn(|_: Duration| ready(Ok::<_, BoxError>(())));
+                Ok::<_, std::io::Error>(DropToStop::new(echo))
+            }
+        }
+    });
+    let stack = layer(&runtime).layer(maker);
+    let waiting = call(&clock, &stack, ms(0));
+    clock.run();
+    // Both meet a start.
+    drop(stack.handle().reload("b".to_owned()));
+    let in_place = stack.handle().reload_in_place("c".to_owned());
+    clock.block_on(in_place).expect("reloaded");
+    assert_eq!(*made.lock().expect("no panic"), ["a", "c"]);
+    drop(waiting);
+}
+
 // ===== panics of user code =====
 
 #[test]

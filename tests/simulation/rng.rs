@@ -27,7 +27,7 @@ impl Rng {
 
     /// One of `0..below`.
     pub(crate) fn below(&mut self, below: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(below) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(below)) >> 64) as u64
     }
 
     pub(crate) fn index(&mut self, len: usize) -> usize {

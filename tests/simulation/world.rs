@@ -115,6 +115,8 @@ pub(crate) struct Bk {
     pub(crate) keyed: bool,
     pub(crate) stop_bound: Duration,
     pub(crate) unload_ordered: bool,
+    /// What was ordered last, and done.
+    pub(crate) version: u32,
     /// Nobody hears any more when one of its reloads is over.
     pub(crate) deaf: bool,
 }
@@ -327,6 +329,12 @@ impl World {
             }
         }
         let it = &state.backends[backend];
+        if version < it.version {
+            wrong.push(format!(
+                "v{version} is started after v{} was ordered",
+                it.version
+            ));
+        }
         if it.unloaded {
             wrong.push("L2: started though it is unloaded".to_owned());
         }

@@ -42,10 +42,18 @@ mod ceiling {
 mod coalesce {
     #[path = "../../src/coalesce/caller.rs"]
     mod caller;
+    #[path = "../../src/coalesce/driving.rs"]
+    mod driving;
     #[path = "../../src/coalesce/flight.rs"]
     mod flight;
     #[path = "../loom/coalesce.rs"]
     mod model;
+    #[path = "../../src/coalesce/orders.rs"]
+    mod orders;
+    #[path = "../../src/coalesce/parting.rs"]
+    mod parting;
+    #[path = "../../src/coalesce/seat.rs"]
+    mod seat;
     #[path = "../../src/coalesce/shards.rs"]
     mod shards;
     #[path = "../../src/coalesce/signal.rs"]

@@ -4,8 +4,11 @@
 use std::task::{Context, Poll};
 
 use super::{
-    flight::{Driving, Home, Landing, Name, Seat, Turn},
-    shards::{Departure, Parked, Taken, Who},
+    driving::{Driving, Landing},
+    flight::{Home, Name},
+    parting::{Departure, Who},
+    seat::{Seat, Turn},
+    shards::{Parked, Taken},
 };
 
 /// The place of a caller that led and does not know that anybody joined. Dropping it leaves.

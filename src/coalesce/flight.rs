@@ -32,8 +32,8 @@
 //! The value is taken out to be cloned, as the work is to be polled: a caller that finds it lent waits
 //! until it is back. The last caller takes it for good.
 //!
-//! `tests/loom` runs this file and its neighbours `caller`, `shards`, `signal` and `table` through their
-//! interleavings.
+//! `tests/loom` runs this file and its neighbours (`caller`, `driving`, `orders`, `parting`, `seat`, `shards`,
+//! `signal`, `table`: all that decide an interleaving) through their interleavings.
 
 use std::{
     pin::Pin,
@@ -42,8 +42,10 @@ use std::{
 };
 
 use super::{
-    shards::{Departure, Space, Unlinked, Who},
-    signal::{Note, Signal, Spot, Turned},
+    driving::Driving,
+    parting::Departure,
+    shards::Space,
+    signal::{Note, Signal, Spot},
 };
 use crate::{
     sync::{
@@ -133,30 +135,30 @@ pub(crate) enum Lost {
 /// A call in flight that more than one caller may wait for.
 pub(crate) struct Flight<H: Home> {
     key: H::Key,
-    name: Name,
+    pub(super) name: Name,
     /// The caller that led has waited already.
     leader_waits: bool,
     /// It took another's place for having been too slow, and nobody takes its own.
     replacement: bool,
     /// All its callers have left. Set under the shard's lock.
     abandoned: AtomicBool,
-    signal: Arc<Signal>,
+    pub(super) signal: Arc<Signal>,
     /// Of `signal`.
-    waker: Waker,
+    pub(super) waker: Waker,
     /// Since it landed; out while it is lent.
-    value: Slot<H::Value>,
+    pub(super) value: Slot<H::Value>,
     /// Somebody found the value lent.
-    wanted: AtomicBool,
-    cargo: Mutex<Cargo<H>>,
+    pub(super) wanted: AtomicBool,
+    pub(super) cargo: Mutex<Cargo<H>>,
 }
 
-struct Cargo<H: Home> {
+pub(super) struct Cargo<H: Home> {
     /// `None` once it is abandoned, or has landed to be kept in the table, which must not keep itself.
-    home: Option<H>,
+    pub(super) home: Option<H>,
     /// Out while it is polled; never here if a task has it.
-    work: Option<Parcel<H>>,
+    pub(super) work: Option<Parcel<H>>,
     /// What only the caller that led may have.
-    private: Option<H::Value>,
+    pub(super) private: Option<H::Value>,
     /// The caller that led is still here.
     led: bool,
     /// Those who found the value lent.
@@ -217,7 +219,7 @@ impl<H: Home> Flight<H> {
     }
 
     /// Where the caller that led waits.
-    fn leader_spot(&self) -> Spot {
+    pub(super) fn leader_spot(&self) -> Spot {
         let note = Note {
             led: true,
             departure: Departure::Left,
@@ -230,7 +232,7 @@ impl<H: Home> Flight<H> {
     }
 
     /// The caller that led is gone, and what only it might have with it.
-    fn leader_left(&self) {
+    pub(super) fn leader_left(&self) {
         let private = {
             let mut cargo = lock(&self.cargo);
             cargo.led = false;
@@ -266,7 +268,7 @@ impl<H: Home> Flight<H> {
 
     /// Sets the outcome, after the flight was unlinked, and tells all. `private` is for the caller that
     /// led, instead of `value`.
-    fn publish(&self, value: H::Value, private: Option<H::Value>, kept: Option<Keep>) {
+    pub(super) fn publish(&self, value: H::Value, private: Option<H::Value>, kept: Option<Keep>) {
         self.value.swap(Some(Box::new(value)));
         let apart = private.is_some();
         let mut gone = (None, None);
@@ -293,7 +295,7 @@ impl<H: Home> Flight<H> {
 
     /// Takes the value, to copy it. `None` while another caller does: then `waker` is woken after that.
     #[inline]
-    fn borrow(&self, waker: &Waker) -> Option<Box<H::Value>> {
+    pub(super) fn borrow(&self, waker: &Waker) -> Option<Box<H::Value>> {
         self.value.swap(None).or_else(|| self.wait_for_loan(waker))
     }
 
@@ -311,7 +313,7 @@ impl<H: Home> Flight<H> {
     }
 
     #[cold]
-    fn wake_borrowers(&self) {
+    pub(super) fn wake_borrowers(&self) {
         let borrowers = {
             let mut cargo = lock(&self.cargo);
             self.wanted.store(false, Ordering::Relaxed);
@@ -321,13 +323,13 @@ impl<H: Home> Flight<H> {
     }
 
     /// The work is here again; nobody takes it before the signal says so.
-    fn put_back(&self, driving: &mut Driving<'_, H>) {
+    pub(super) fn put_back(&self, driving: &mut Driving<'_, H>) {
         driving.armed = false;
         lock(&self.cargo).work = driving.work.take();
     }
 
     /// It was aborted while it was out: drops it and tells all.
-    fn take_again(&self, mut driving: Driving<'_, H>) {
+    pub(super) fn take_again(&self, mut driving: Driving<'_, H>) {
         driving.work = lock(&self.cargo).work.take();
         driving.armed = true;
         driving.give_up(Lost::ShutDown);
@@ -343,313 +345,6 @@ impl<H: Home> Flight<H> {
         if self.signal.abort() {
             let work = lock(&self.cargo).work.take();
             Driving::of(home, self.name, work).give_up(Lost::ShutDown);
-        }
-    }
-}
-
-/// A caller's place in a shared flight. Dropping it leaves.
-pub(crate) struct Seat<H: Home> {
-    flight: Arc<Flight<H>>,
-    spot: Spot,
-}
-
-/// What a caller is to do now.
-pub(crate) enum Turn<H: Home> {
-    /// Collect.
-    Landed,
-    /// Poll the work by [`Seat::drive`], then land or park it, with this waker.
-    Drive(H, Option<Parcel<H>>, Waker),
-    /// Registered. `driven`: somebody polls the work just now.
-    Wait { driven: bool },
-}
-
-impl<H: Home> Seat<H> {
-    /// Of one who does not know yet whether it has the same key. `full`: it is not counted in.
-    pub(crate) fn joining(flight: Arc<Flight<H>>, full: bool) -> Self {
-        let note = Note {
-            led: false,
-            departure: Departure::Mistaken,
-            done: full,
-        };
-        let spot = Spot::new(note);
-        Self { flight, spot }
-    }
-
-    /// It has the same key.
-    #[inline]
-    pub(crate) fn settle(&mut self) {
-        self.spot.note.departure = Departure::Left;
-    }
-
-    /// Of the caller that led.
-    pub(crate) fn leading(flight: Arc<Flight<H>>) -> Self {
-        let spot = flight.leader_spot();
-        Self { flight, spot }
-    }
-
-    pub(crate) fn flight(&self) -> &Arc<Flight<H>> {
-        &self.flight
-    }
-
-    /// Whether this caller led.
-    pub(crate) fn led(&self) -> bool {
-        self.spot.note.led
-    }
-
-    /// Leaves, for another reason than being dropped.
-    pub(crate) fn depart(mut self, how: Departure) {
-        self.spot.note.departure = how;
-    }
-
-    #[inline]
-    pub(crate) fn turn(&mut self, waker: &Waker) -> Turn<H> {
-        let signal = &self.flight.signal;
-        if signal.has_landed() {
-            return Turn::Landed;
-        }
-        match signal.turn(&mut self.spot, waker) {
-            Turned::Landed => Turn::Landed,
-            Turned::NotOurs { driven } => Turn::Wait { driven },
-            Turned::Ours(waker) => {
-                let mut cargo = lock(&self.flight.cargo);
-                let home = cargo.home.clone();
-                let home = home.expect("what is driven has not landed");
-                Turn::Drive(home, cargo.work.take(), waker)
-            }
-        }
-    }
-
-    /// Drives, with what it was given for it.
-    pub(crate) fn drive<'a>(&self, home: &'a H, work: Option<Parcel<H>>) -> Driving<'a, H> {
-        Driving::of(home, self.flight.name, work)
-    }
-
-    /// Unlinks the flight, or lets it be joined for a while; tells all.
-    pub(crate) fn land(&self, driving: Driving<'_, H>, outcome: Outcome<H::Value>) {
-        driving.land_shared(&self.flight, outcome);
-    }
-
-    /// The waker that the work is polled with.
-    pub(crate) fn waker(&self) -> &Waker {
-        &self.flight.waker
-    }
-
-    /// Puts the work back. `waker` is this caller's. False: it was aborted, and has landed.
-    pub(crate) fn park(&mut self, mut driving: Driving<'_, H>, waker: Waker) -> bool {
-        self.flight.put_back(&mut driving);
-        let parked = self.flight.signal.park(&mut self.spot, waker);
-        if !parked {
-            self.flight.take_again(driving);
-        }
-        parked
-    }
-
-    /// Puts the work into a flight that was shared while this caller, which led, polled it alone.
-    pub(crate) fn adopt(&mut self, mut driving: Driving<'_, H>) {
-        self.flight.put_back(&mut driving);
-        if !self.flight.signal.adopt() {
-            self.flight.take_again(driving);
-        }
-    }
-
-    /// Takes the outcome of a flight that has landed, made by `copy` unless nobody else can ask for
-    /// it. Pending while another caller copies it.
-    pub(crate) fn collect(
-        &mut self,
-        waker: &Waker,
-        copy: impl FnOnce(&H::Value) -> H::Value,
-    ) -> Poll<H::Value> {
-        if self.spot.note.led && self.flight.signal.has_landed_apart() {
-            let private = lock(&self.flight.cargo).private.take();
-            if let Some(private) = private {
-                self.spot.note.done = true;
-                return Poll::Ready(private);
-            }
-        }
-        let Some(value) = self.flight.borrow(waker) else {
-            return Poll::Pending;
-        };
-        if Arc::strong_count(&self.flight) == 1 {
-            // Nobody else is here, and nobody can join what is not in the table.
-            self.spot.note.done = true;
-            return Poll::Ready(*value);
-        }
-        let loan = Loan {
-            flight: &self.flight,
-            value: Some(value),
-        };
-        let copied = loan.value.as_deref().map(copy);
-        drop(loan);
-        self.spot.note.done = true;
-        Poll::Ready(copied.expect("it is lent to us"))
-    }
-}
-
-/// Leaves: the last to leave drops the work.
-impl<H: Home> Drop for Seat<H> {
-    fn drop(&mut self) {
-        if self.spot.note.done {
-            return;
-        }
-        let flight = &*self.flight;
-        flight.signal.forget(&mut self.spot);
-        if let Some(home) = flight.home() {
-            let who = Who::Seat {
-                led: self.spot.note.led,
-            };
-            home.space()
-                .leave(flight.name, who, self.spot.note.departure);
-        }
-        if self.spot.note.led {
-            flight.leader_left();
-        }
-    }
-}
-
-/// The value of a flight, out to be copied. Comes back when it is dropped.
-struct Loan<'a, H: Home> {
-    flight: &'a Flight<H>,
-    value: Option<Box<H::Value>>,
-}
-
-impl<H: Home> Drop for Loan<'_, H> {
-    #[inline]
-    fn drop(&mut self) {
-        self.flight.value.swap(self.value.take());
-        if self.flight.wanted.load(Ordering::Relaxed) {
-            self.flight.wake_borrowers();
-        }
-    }
-}
-
-/// The work of a flight, out to be polled. Dropped before it is landed or put back, which is a panic
-/// of the work's, it lands the flight as `Panicked`.
-pub(crate) struct Driving<'a, H: Home> {
-    home: &'a H,
-    name: Name,
-    /// By the caller that led, which does not know whether anybody joined.
-    by_ticket: bool,
-    work: Option<Parcel<H>>,
-    armed: bool,
-}
-
-/// How a flight landed.
-pub(crate) enum Landing<H: Home> {
-    /// Nobody else has joined: the outcome is the driver's.
-    Alone(H::Value),
-    /// Everybody is told.
-    Told(Arc<Flight<H>>),
-}
-
-impl<'a, H: Home> Driving<'a, H> {
-    fn of(home: &'a H, name: Name, work: Option<Parcel<H>>) -> Self {
-        Self {
-            home,
-            name,
-            by_ticket: false,
-            work,
-            armed: true,
-        }
-    }
-
-    /// Of a call that nobody has joined, as far as is known.
-    #[inline]
-    pub(crate) fn alone(home: &'a H, name: Name, work: Parcel<H>) -> Self {
-        Self {
-            home,
-            name,
-            by_ticket: true,
-            work: Some(work),
-            armed: true,
-        }
-    }
-
-    /// By a task, which has the work itself.
-    pub(crate) fn by_task(home: &'a H, flight: &Flight<H>) -> Self {
-        Self::of(home, flight.name, None)
-    }
-
-    #[inline]
-    pub(crate) fn fly(&mut self, cx: &mut Context<'_>) -> Poll<Outcome<H::Value>> {
-        let work = self.work.as_mut().expect("the work is out");
-        self.home.fly(self.name, work.as_mut(), cx)
-    }
-
-    /// A task's, between two polls.
-    pub(crate) fn release(mut self) {
-        self.armed = false;
-    }
-
-    /// Takes the work, to put it back into the table.
-    #[inline]
-    pub(crate) fn into_work(mut self) -> Option<Parcel<H>> {
-        self.armed = false;
-        self.work.take()
-    }
-
-    /// Unlinks the flight, or lets it be joined for a while; tells all.
-    #[inline]
-    pub(crate) fn land(mut self, outcome: Outcome<H::Value>) -> Landing<H> {
-        match self.unlink(outcome.keep) {
-            (None, _) => Landing::Alone(match outcome.whose {
-                Whose::All | Whose::Leaders => outcome.value,
-                Whose::Others(private) => *private,
-            }),
-            (Some(flight), kept) => {
-                self.tell(&flight, outcome, kept);
-                Landing::Told(flight)
-            }
-        }
-    }
-
-    /// The same, of a flight that is known.
-    pub(crate) fn land_shared(mut self, flight: &Flight<H>, outcome: Outcome<H::Value>) {
-        let (_, kept) = self.unlink(outcome.keep);
-        self.tell(flight, outcome, kept);
-    }
-
-    fn tell(&self, flight: &Flight<H>, outcome: Outcome<H::Value>, kept: Option<Keep>) {
-        let (value, private) = match outcome.whose {
-            Whose::All => (outcome.value, None),
-            Whose::Leaders => (self.home.apart(), Some(outcome.value)),
-            Whose::Others(private) => (outcome.value, Some(*private)),
-        };
-        flight.publish(value, private, kept);
-    }
-
-    /// Lands it without an outcome.
-    pub(crate) fn give_up(mut self, how: Lost) {
-        self.work = None;
-        self.lose(how);
-    }
-
-    /// The work is dropped.
-    #[cold]
-    fn lose(&mut self, how: Lost) {
-        if let (Some(flight), _) = self.unlink(None) {
-            flight.publish(self.home.lost(how), None, None);
-        }
-    }
-
-    /// What was unlinked, if it is shared, and whether it is kept.
-    #[inline]
-    fn unlink(&mut self, keep: Option<Keep>) -> (Option<Arc<Flight<H>>>, Option<Keep>) {
-        self.armed = false;
-        let spent = if H::REUSE { self.work.take() } else { None };
-        let space = self.home.space();
-        match space.unlink(self.home, self.name, self.by_ticket, keep, spent) {
-            Unlinked::Alone => (None, None),
-            Unlinked::Shared { flight, kept } => (Some(flight), kept),
-        }
-    }
-}
-
-impl<H: Home> Drop for Driving<'_, H> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.armed {
-            self.work = None;
-            self.lose(Lost::Panicked);
         }
     }
 }

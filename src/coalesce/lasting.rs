@@ -5,7 +5,7 @@ use tower_service::Service;
 use super::{
     common::{Common, Here},
     flight::{Keep, Name},
-    shards::{Departure, Who},
+    parting::{Departure, Who},
 };
 use crate::{
     identity::Identity,

@@ -2,14 +2,19 @@
 
 mod caller;
 mod common;
+mod driving;
 mod flight;
 mod future;
 mod handle;
 mod lasting;
 mod layer;
 mod linger;
+mod options;
+mod orders;
+mod parting;
 mod policy;
 mod polling;
+mod seat;
 mod service;
 mod shards;
 mod share;

@@ -10,14 +10,13 @@
 //! lock, and leaves again if they differ. Nothing here clones, compares, polls, wakes or drops what is
 //! not ours under a lock.
 
-use std::{
-    task::{Poll, Waker},
-    time::Instant,
-};
+use std::{task::Waker, time::Instant};
 
 use super::{
-    flight::{Driving, Flight, Home, Keep, Name, Parcel, Seat, Shared},
-    table::{Body, Counts, Entry, Leader, Phase, Shard},
+    driving::Driving,
+    flight::{Flight, Home, Name, Parcel},
+    seat::Seat,
+    table::{Body, Entry, Leader, Phase, Shard},
 };
 use crate::{
     sync::{
@@ -30,13 +29,13 @@ use crate::{
 
 /// The flights of one identity space.
 pub(crate) struct Space<H: Home> {
-    shards: Box<[Padded<Mutex<Shard<H>>>]>,
+    pub(super) shards: Box<[Padded<Mutex<Shard<H>>>]>,
     bits: u32,
-    limits: Limits,
+    pub(super) limits: Limits,
     /// Flights in existence, counted only if they are limited.
     flights: AtomicUsize,
     /// Those who wait for the end of all flights.
-    ending: Mutex<Wakers>,
+    pub(super) ending: Mutex<Wakers>,
 }
 
 /// What is the same for all flights of a space.
@@ -50,41 +49,7 @@ pub(crate) struct Limits {
 }
 
 #[repr(align(128))]
-struct Padded<T>(T);
-
-/// How it stands now.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub(crate) counts: Counts,
-    /// Flights in existence.
-    pub(crate) running: usize,
-    /// Callers that wait for a flight.
-    pub(crate) waiting: usize,
-    /// Values that can still be joined.
-    pub(crate) kept: usize,
-    /// Everything that has an entry.
-    pub(crate) entries: usize,
-}
-
-/// Who leaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Who {
-    /// The caller that led, by its ticket.
-    Ticket,
-    /// Who has a seat; `led`: the caller that led.
-    Seat { led: bool },
-}
-
-/// Why a caller leaves a flight before it has landed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Departure {
-    /// It was dropped.
-    Left,
-    /// It goes elsewhere.
-    Moved,
-    /// It has another key.
-    Mistaken,
-}
+pub(super) struct Padded<T>(pub(super) T);
 
 /// What became of a newcomer.
 pub(crate) enum Entered<H: Home> {
@@ -114,30 +79,6 @@ pub(crate) enum Parked<'a, H: Home> {
     Shared(Seat<H>, Driving<'a, H>),
 }
 
-/// What was unlinked.
-pub(crate) enum Unlinked<H: Home> {
-    Alone,
-    /// `kept`: how long it can still be joined.
-    Shared {
-        flight: Arc<Flight<H>>,
-        kept: Option<Keep>,
-    },
-}
-
-/// What became of one who has waited too long.
-pub(crate) enum Replaced<H: Home> {
-    /// The flight has landed, or is about to.
-    Landed,
-    /// Somebody else has replaced it.
-    Joined(Seat<H>),
-    /// By this one; if tasks do the work, one is to do it.
-    Led(Seat<H>),
-    /// It could not be joined any more anyway: begin anew.
-    Closed,
-    /// As many flights as may be are here.
-    Full,
-}
-
 impl<H: Home> Space<H> {
     /// `shards` is rounded up to a power of two.
     pub(crate) fn new(shards: usize, limits: Limits) -> Self {
@@ -160,12 +101,12 @@ impl<H: Home> Space<H> {
     }
 
     #[inline]
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard<H>> {
+    pub(super) fn shard(&self, hash: u64) -> MutexGuard<'_, Shard<H>> {
         lock(&self.shards[self.index(hash)].0)
     }
 
     #[inline]
-    fn name(&self, next: &mut u64, hash: u64) -> Name {
+    pub(super) fn name(&self, next: &mut u64, hash: u64) -> Name {
         *next += 1;
         let id = (*next << self.bits) | self.index(hash) as u64;
         Name { hash, id }
@@ -173,7 +114,7 @@ impl<H: Home> Space<H> {
 
     /// Whether one more flight may be; if so it is counted.
     #[inline]
-    fn admit(&self) -> bool {
+    pub(super) fn admit(&self) -> bool {
         self.limits.max_flights == usize::MAX || self.count_in()
     }
 
@@ -187,7 +128,7 @@ impl<H: Home> Space<H> {
 
     /// A flight exists no more.
     #[inline]
-    fn ended(&self, shut: bool) {
+    pub(super) fn ended(&self, shut: bool) {
         if shut || self.limits.max_flights != usize::MAX {
             self.count_out(shut);
         }
@@ -354,351 +295,5 @@ impl<H: Home> Space<H> {
             }
             Body::Neither => unreachable!("an entry has a body"),
         }
-    }
-
-    /// A flight has its outcome, and its work is dropped. From now on nobody joins it, or, if nobody
-    /// has closed it, only as long as `keep` says. `spent` is the box of the work.
-    #[inline]
-    pub(crate) fn unlink(
-        &self,
-        home: &H,
-        name: Name,
-        by_ticket: bool,
-        keep: Option<Keep>,
-        spent: Option<Parcel<H>>,
-    ) -> Unlinked<H> {
-        let mut guard = self.shard(name.hash);
-        let shard = &mut *guard;
-        let Some(entry) = shard
-            .table
-            .find(name.hash, |entry| entry.name.id == name.id)
-        else {
-            return Unlinked::Alone;
-        };
-        shard.running -= 1;
-        let shut = shard.shut;
-        let spent = match spent {
-            Some(spent) => shard.spare.replace(spent),
-            None => None,
-        };
-        if by_ticket {
-            entry.leader = Leader::Seat;
-        }
-        let open = entry.phase == Phase::Open && !shut;
-        // (A task's flight may have no callers.)
-        let keep = keep.filter(|keep| open && (*keep != Keep::InUse || entry.callers > 0));
-        if keep.is_none() && entry.leader != Leader::Ticket {
-            // Open, Closed => gone
-            let removed = shard.table.remove(name);
-            drop(guard);
-            drop(spent);
-            self.ended(shut);
-            return match removed.map(|entry| entry.body) {
-                Some(Body::Shared { flight, .. }) => Unlinked::Shared { flight, kept: None },
-                Some(Body::Alone { .. } | Body::Neither) | None => Unlinked::Alone,
-            };
-        }
-        // Open => Kept; Open, Closed => Owed
-        entry.phase = match keep {
-            Some(_) => Phase::Kept,
-            None => Phase::Owed,
-        };
-        let flight = entry.share(home);
-        let replaced = match &mut entry.body {
-            Body::Shared {
-                keep: until,
-                successor,
-                ..
-            } => {
-                *until = keep;
-                successor.take()
-            }
-            Body::Alone { .. } | Body::Neither => None,
-        };
-        drop(guard);
-        drop(spent);
-        self.ended(shut);
-        drop(replaced);
-        Unlinked::Shared { flight, kept: keep }
-    }
-
-    /// A caller goes before it has the outcome, or is done with one that is kept while it is in use. The
-    /// last one takes it along.
-    pub(crate) fn leave(&self, name: Name, who: Who, why: Departure) {
-        let mut guard = self.shard(name.hash);
-        let shard = &mut *guard;
-        let Some(entry) = shard
-            .table
-            .find(name.hash, |entry| entry.name.id == name.id)
-        else {
-            return;
-        };
-        if who != (Who::Seat { led: false }) {
-            entry.leader = Leader::Gone;
-        }
-        let unknowing = match who {
-            Who::Ticket => entry.flight().cloned(),
-            Who::Seat { .. } => None,
-        };
-        let mut removed = None;
-        let flying = entry.is_flying();
-        if entry.is_counted() {
-            entry.callers -= 1;
-            shard.counts.left += u64::from(flying && why == Departure::Left);
-            let lasting = flying && self.limits.lasting;
-            if entry.callers == 0 && !lasting {
-                if let Some(flight) = entry.flight() {
-                    flight.mark_abandoned();
-                }
-                removed = shard.table.remove(name);
-            }
-        } else if entry.phase == Phase::Owed && who == Who::Ticket {
-            removed = shard.table.remove(name);
-        }
-        drop(guard);
-        if let Some(flight) = unknowing {
-            flight.leader_left_early();
-        }
-        if let (true, Some(entry)) = (flying, &removed) {
-            // Its work is dropped here, outside the table: a call with the same key leads anew.
-            let _ending = Ending {
-                space: self,
-                hash: name.hash,
-            };
-            if let Some(flight) = entry.flight() {
-                flight.abandon();
-            }
-            drop(removed);
-        }
-    }
-
-    /// What was kept while it is in use is kept until `until` now, or not at all.
-    pub(crate) fn keep_on(&self, name: Name, until: Option<Instant>) {
-        let mut shard = self.shard(name.hash);
-        let Some(until) = until else {
-            let kept = shard.unkeep(name);
-            drop(shard);
-            drop(kept);
-            return;
-        };
-        let flight = match shard.find(name).map(|entry| &mut entry.body) {
-            Some(Body::Shared { flight, keep, .. }) if *keep == Some(Keep::InUse) => {
-                *keep = Some(Keep::Until(until));
-                Some(flight.clone())
-            }
-            _ => None,
-        };
-        drop(shard);
-        if let Some(flight) = flight {
-            flight.forget_home();
-        }
-    }
-
-    /// Closes `old`, which was too slow for somebody, and leads another in its place, with `key`, the
-    /// same one, which is taken only then, and `work`.
-    pub(crate) fn replace(
-        &self,
-        home: &H,
-        old: &Flight<H>,
-        key: &mut Option<H::Key>,
-        work: impl FnOnce() -> Option<Parcel<H>>,
-    ) -> Replaced<H> {
-        let hash = old.name().hash;
-        let mut guard = self.shard(hash);
-        let shard = &mut *guard;
-        let Some(entry) = shard.table.find(hash, |entry| entry.name == old.name()) else {
-            return Replaced::Landed;
-        };
-        if !entry.is_flying() {
-            return Replaced::Landed;
-        }
-        let Body::Shared { successor, .. } = &mut entry.body else {
-            return Replaced::Landed;
-        };
-        if let Some(flight) = successor.clone().filter(|flight| !flight.is_abandoned()) {
-            if let Some(entry) = shard.find(flight.name()) {
-                entry.callers += usize::from(entry.is_flying());
-            }
-            shard.counts.joined += 1;
-            drop(guard);
-            let mut seat = Seat::joining(flight, false);
-            seat.settle();
-            return Replaced::Joined(seat);
-        }
-        if entry.phase == Phase::Closed {
-            return Replaced::Closed;
-        }
-        let Some(key) = key.take_if(|_| self.admit()) else {
-            return Replaced::Full;
-        };
-        // Open => Closed: nobody else has this key, so the new one takes its place unseen.
-        entry.phase = Phase::Closed;
-        let name = self.name(&mut shard.next, hash);
-        let flight = Flight::share(
-            home,
-            Shared {
-                key,
-                name,
-                replacement: true,
-                work: work(),
-                waker: None,
-            },
-        );
-        *successor = Some(flight.clone());
-        let entry = Entry {
-            name,
-            callers: 1,
-            leader: Leader::Seat,
-            phase: Phase::Open,
-            body: Body::Shared {
-                flight: flight.clone(),
-                keep: None,
-                successor: None,
-            },
-        };
-        shard.table.insert(entry);
-        shard.running += 1;
-        shard.counts.led += 1;
-        Replaced::Led(Seat::leading(flight))
-    }
-
-    /// The flight, or what is kept of it, that a newcomer with this key would join.
-    fn search(
-        &self,
-        home: &H,
-        hash: u64,
-        is_key: impl Fn(&H::Key) -> bool,
-    ) -> Option<Arc<Flight<H>>> {
-        let mut others = Vec::new();
-        loop {
-            let flight = {
-                let mut shard = self.shard(hash);
-                let entry = shard.table.find(hash, |entry| {
-                    entry.name.hash == hash
-                        && matches!(entry.phase, Phase::Open | Phase::Kept)
-                        && !others.contains(&entry.name)
-                });
-                entry?.share(home)
-            };
-            if is_key(flight.key()) {
-                return Some(flight);
-            }
-            others.push(flight.name());
-        }
-    }
-
-    /// Nobody joins the flight of this key any more, nor what is kept of it.
-    pub(crate) fn forget(&self, home: &H, hash: u64, is_key: impl Fn(&H::Key) -> bool) -> bool {
-        let Some(flight) = self.search(home, hash, is_key) else {
-            return false;
-        };
-        let mut shard = self.shard(hash);
-        let (known, kept) = match shard.find(flight.name()) {
-            Some(entry) if entry.phase == Phase::Open => {
-                entry.phase = Phase::Closed;
-                (true, None)
-            }
-            Some(_) => (true, shard.unkeep(flight.name())),
-            None => (false, None),
-        };
-        drop(shard);
-        drop(kept);
-        known
-    }
-
-    /// How many callers wait for the flight of this key.
-    pub(crate) fn waiting(&self, home: &H, hash: u64, is_key: impl Fn(&H::Key) -> bool) -> usize {
-        let Some(flight) = self.search(home, hash, is_key) else {
-            return 0;
-        };
-        let mut shard = self.shard(hash);
-        match shard.find(flight.name()) {
-            Some(entry) if entry.is_flying() => entry.callers,
-            _ => 0,
-        }
-    }
-
-    pub(crate) fn standing(&self) -> Standing {
-        let mut sum = Standing::default();
-        for shard in &self.shards {
-            let mut shard = lock(&shard.0);
-            sum.counts.led += shard.counts.led;
-            sum.counts.joined += shard.counts.joined;
-            sum.counts.left += shard.counts.left;
-            sum.running += shard.running;
-            sum.entries += shard.table.len();
-            for entry in shard.table.iter_mut() {
-                match entry.phase {
-                    Phase::Open | Phase::Closed => sum.waiting += entry.callers,
-                    Phase::Kept => sum.kept += 1,
-                    Phase::Owed => {}
-                }
-            }
-        }
-        sum
-    }
-
-    /// Ends every flight unfinished, telling all, and lets nobody in any more.
-    pub(crate) fn shut(&self, home: &H) {
-        for shard in &self.shards {
-            let mut guard = lock(&shard.0);
-            let shard = &mut *guard;
-            shard.shut = true;
-            let mut flights = Vec::new();
-            let mut kept = Vec::new();
-            for entry in shard.table.iter_mut() {
-                match entry.phase {
-                    Phase::Open | Phase::Closed => {
-                        entry.phase = Phase::Closed;
-                        flights.push(entry.share(home));
-                    }
-                    Phase::Kept => kept.push(entry.name),
-                    Phase::Owed => {}
-                }
-            }
-            let kept: Vec<_> = kept.into_iter().map(|name| shard.unkeep(name)).collect();
-            drop(guard);
-            drop(kept);
-            for flight in flights {
-                flight.abort(home);
-            }
-        }
-    }
-
-    /// Pending until no flight is in existence, in a space that was shut.
-    pub(crate) fn poll_ended(&self, place: &mut Option<usize>, waker: &Waker) -> Poll<()> {
-        let waker = waker.clone();
-        let old = lock(&self.ending).register(place, waker);
-        drop(old);
-        if self.standing().running > 0 {
-            return Poll::Pending;
-        }
-        self.forget_ended(place);
-        Poll::Ready(())
-    }
-
-    /// Ends the registration of [`poll_ended`](Self::poll_ended).
-    pub(crate) fn forget_ended(&self, place: &mut Option<usize>) {
-        if place.is_some() {
-            let old = lock(&self.ending).remove(place);
-            drop(old);
-        }
-    }
-}
-
-/// A flight whose callers are all gone, until its work is dropped.
-struct Ending<'a, H: Home> {
-    space: &'a Space<H>,
-    hash: u64,
-}
-
-impl<H: Home> Drop for Ending<'_, H> {
-    fn drop(&mut self) {
-        let shut = {
-            let mut shard = self.space.shard(self.hash);
-            shard.running -= 1;
-            shard.shut
-        };
-        self.space.ended(shut);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::task::{Poll, Wake, Waker};
 
-use super::shards::Departure;
+use super::parting::Departure;
 use crate::{
     sync::{
         Arc, Mutex, Slab,

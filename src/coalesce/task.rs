@@ -12,7 +12,8 @@ use tower_service::Service;
 
 use super::{
     common::Here,
-    flight::{Driving, Flight, Lost},
+    driving::Driving,
+    flight::{Flight, Lost},
     work::Work,
 };
 use crate::{Runtime, identity::Identity, sync::Arc};

@@ -13,8 +13,12 @@ use loom::{sync::Mutex, thread};
 
 use super::{
     caller::{Sat, Step, Ticket},
-    flight::{Driving, Home, Keep, Lost, Name, Outcome, Seat, Turn, Whose},
-    shards::{Departure, Entered, Limits, Replaced, Space},
+    driving::Driving,
+    flight::{Home, Keep, Lost, Name, Outcome, Whose},
+    orders::Replaced,
+    parting::Departure,
+    seat::{Seat, Turn},
+    shards::{Entered, Limits, Space},
 };
 use crate::with::{Arc, until};
 

@@ -109,6 +109,8 @@ pub mod coalesce;
 mod counted;
 mod error;
 #[cfg(feature = "lazy-start")]
+mod events;
+#[cfg(feature = "lazy-start")]
 mod group;
 #[cfg(any(feature = "coalesce", feature = "lazy-start"))]
 mod identity;

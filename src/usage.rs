@@ -70,6 +70,18 @@ pub enum Eviction {
     Over,
 }
 
+impl Eviction {
+    /// The reason in one word, for logs and labels.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Eviction::Idle => "idle",
+            Eviction::Room => "room",
+            Eviction::Yield => "yield",
+            Eviction::Over => "over",
+        }
+    }
+}
+
 /// The usage of one instance, counted by its claims.
 pub struct Usage {
     word: AtomicU64,

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     backend::{Backend, Retired},
     error::{BoxError, Clock, Error, ErrorKind},
+    events,
     sync::lock,
     target::{Intent, Room, StartId, Urgency},
     usage::Eviction,
@@ -131,7 +132,9 @@ where
         let began = desk.waiting_since.unwrap_or(now);
         let target = desk.next_target.take();
         let told = desk.enter(State::Starting, now);
+        let generation = desk.generation + 1;
         drop(desk);
+        events::starting(&self.core.config.name, generation);
         told.wake();
         let supply = self.supply.as_mut().expect("the owner has the supply");
         if let Some(target) = target {
@@ -253,9 +256,16 @@ where
             told = desk.enter(State::BackingOff, now);
             told.extend(desk.tell(&error, |_| true));
         }
-        let old = desk.last_error.replace(error);
+        let window = desk.history.check(&core.config.policy, now).err();
+        let old = desk.last_error.replace(error.clone());
         drop(desk);
         drop(old);
+        if error.is_refusal() {
+            events::start_refused(&core.config.name, &error);
+        } else {
+            let left = window.map(|window| window.left);
+            events::start_failed(&core.config.name, &error, left);
+        }
         told.wake();
     }
 
@@ -295,6 +305,7 @@ where
                 desk.counts.starts += 1;
                 desk.counts.restarts += u64::from(self.restarting);
                 desk.history.started();
+                let took = now.saturating_duration_since(desk.since);
                 let shown = desk.enter(State::Running, now);
                 let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
                 let old = slot.replace(lender);
@@ -305,6 +316,10 @@ where
                 drop(old);
                 if let Some(bound) = idle_after {
                     instance.usage.set_idle_after(bound);
+                }
+                // A reload tells of its own.
+                if self.current.is_none() {
+                    events::ready(&core.config.name, instance.generation, took);
                 }
                 told.wake();
                 shown.wake();

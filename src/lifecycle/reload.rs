@@ -21,6 +21,7 @@ use super::{
 use crate::{
     backend::{Backend, Retired},
     error::{Clock, Error, ErrorKind},
+    events,
     sync::lock,
     target::Urgency,
 };
@@ -123,8 +124,10 @@ where
                     let supply = self.supply.as_mut().expect("it is here");
                     let _ = discard(mem::replace(&mut supply.target, target));
                 }
+                let generation = lender.instance.generation;
                 self.publish(lender, own);
                 lock(&core.desk).counts.reloads += 1;
+                events::reloaded(&core.config.name, generation);
                 drop(held);
                 self.beside = Some(Box::pin(replaced(core.clone(), old)));
                 answer(Ok(()));

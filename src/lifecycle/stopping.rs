@@ -19,6 +19,7 @@ use super::{
 use crate::{
     backend::Backend,
     error::{Clock, Error, ErrorKind},
+    events,
     sync::lock,
     wakers::WakeList,
 };
@@ -35,6 +36,7 @@ where
         let now = core.runtime.now();
         let mut desk = lock(&core.desk);
         let lived = now.saturating_duration_since(desk.since);
+        let generation = desk.generation;
         let mut old_error = None;
         match end {
             End::Died(error) => {
@@ -55,9 +57,20 @@ where
         let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
         let instance = slot.take();
         drop(slot);
+        let last_error = desk.last_error.clone();
         drop(desk);
         drop(instance);
         drop(old_error);
+        let name = &core.config.name;
+        match (end, last_error) {
+            (End::Died(_), Some(error)) => events::died(name, generation, &error, lived),
+            (End::Died(_), None) | (End::Halted, _) => events::stopping(name, generation),
+            (End::Evicted(why), _) => {
+                let usage = self.current.as_ref().map(|instance| &instance.usage);
+                let idle = usage.map(|usage| usage.now().saturating_sub(usage.ended()));
+                events::evicted(name, generation, *why, idle.map(Duration::from_nanos));
+            }
+        }
         told.wake();
     }
 
@@ -76,16 +89,21 @@ where
         if self.restarting {
             self.room = instance.backend.room();
         }
-        self.discard(instance).await;
+        let (begun, generation) = (core.runtime.now(), instance.generation);
+        if self.discard(instance).await {
+            let took = core.runtime.now().saturating_duration_since(begun);
+            events::stopped(&core.config.name, generation, took);
+        }
         if let Some(last) = self.beside.take() {
             self.attend_waiters(last).await;
         }
     }
 
-    /// Stops and drops an instance that nobody uses any more.
-    pub(super) async fn discard(&mut self, instance: Arc<Instance<B>>) {
+    /// Stops and drops an instance that nobody uses any more. False if it did not stop as it should.
+    pub(super) async fn discard(&mut self, instance: Arc<Instance<B>>) -> bool {
         let core = self.core.clone();
         instance.usage.close_now();
+        let generation = instance.generation;
         let bound = core.config.stop_timeout;
         let stopped = ending::stop(&core.runtime, instance, bound);
         let stopped = self.attend_waiters(stopped).await;
@@ -93,11 +111,12 @@ where
             // It may be there still, and its room is not its successor's.
             self.room = None;
         }
-        if let Err(error) = stopped {
-            let error = error.of(core.config.name.clone());
-            let old = lock(&core.desk).last_error.replace(error);
-            drop(old);
-        }
+        let Err(error) = stopped else { return true };
+        let error = error.of(core.config.name.clone());
+        events::stop_failed(&core.config.name, generation, &error);
+        let old = lock(&core.desk).last_error.replace(error);
+        drop(old);
+        false
     }
 
     /// Awaits `work`. Those who wait for the next instance are told when their time is up.

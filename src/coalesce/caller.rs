@@ -23,7 +23,7 @@ pub(crate) enum Step<H: Home> {
     Pending,
     /// The flight is shared.
     Seated(Seat<H>),
-    Done(H::Value),
+    Done(H::Value, H::Tag),
 }
 
 /// What came of a poll in a seat.
@@ -78,7 +78,7 @@ fn by_ticket<H: Home>(home: &H, name: Name, cx: &mut Context<'_>) -> Step<H> {
     let mut driving = Driving::alone(home, name, work);
     match driving.fly(cx) {
         Poll::Ready(outcome) => match driving.land(outcome) {
-            Landing::Alone(value) => Step::Done(value),
+            Landing::Alone(value) => Step::Done(value, home.tag()),
             Landing::Told(flight) => Step::Seated(Seat::leading(flight)),
         },
         Poll::Pending => {

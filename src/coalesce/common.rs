@@ -92,7 +92,7 @@ where
 
 /// The outcome of a flight.
 pub(super) enum Verdict<R> {
-    Answer(R, Manner<R>),
+    Answer(R),
     Failed(Error),
     /// It is not for those who joined: they go alone.
     Alone,
@@ -103,7 +103,7 @@ impl<R: Share> Verdict<R> {
     #[inline]
     pub(super) fn copy(&self) -> Self {
         match self {
-            Verdict::Answer(response, manner) => Verdict::Answer(response.share(), *manner),
+            Verdict::Answer(response) => Verdict::Answer(response.share()),
             Verdict::Failed(error) => Verdict::Failed(error.clone()),
             Verdict::Alone => Verdict::Alone,
         }
@@ -141,6 +141,7 @@ where
     type Key = I::Key;
     type Work = Work<S, Req>;
     type Value = Verdict<S::Response>;
+    type Tag = Manner<S::Response>;
 
     #[inline]
     fn space(&self) -> &Space<Self> {
@@ -148,6 +149,11 @@ where
     }
 
     const REUSE: bool = size_of::<Work<S, Req>>() <= WORTH_KEEPING;
+
+    #[inline]
+    fn tag(&self) -> Manner<S::Response> {
+        self.rules.manner
+    }
 
     #[inline]
     fn fly(
@@ -254,32 +260,29 @@ where
         response: S::Response,
         shared: bool,
     ) -> Outcome<Verdict<S::Response>> {
-        let manner = self.rules.manner;
-        let mut outcome = Outcome {
-            value: Verdict::Answer(response, manner),
-            whose: Whose::All,
-            keep: None,
-        };
-        let Verdict::Answer(response, _) = &outcome.value else {
-            return outcome;
-        };
+        let mut whose = Whose::All;
+        let mut keep = None;
         if !shared {
-            outcome.whose = Whose::Leaders;
+            whose = Whose::Leaders;
         } else if let Some(Tying { lasting, knot }) = &self.rules.lasting {
-            match (lasting.tie)(response, &|| knot(self, flight)) {
-                Lasts::Sole => outcome.whose = Whose::Leaders,
-                Lasts::No => outcome.keep = self.keep(flight, (self.rules.weigh)(response)),
+            match (lasting.tie)(&response, &|| knot(self, flight)) {
+                Lasts::Sole => whose = Whose::Leaders,
+                Lasts::No => keep = self.keep(flight, (self.rules.weigh)(&response)),
                 Lasts::Yes => {
                     // The caller that led has no request left to go alone with.
-                    let own = Verdict::Answer((lasting.copy)(response), manner);
-                    outcome.whose = Whose::Others(Box::new(own));
-                    outcome.keep = Some(Keep::InUse);
+                    let own = Verdict::Answer((lasting.copy)(&response));
+                    whose = Whose::Others(Box::new(own));
+                    keep = Some(Keep::InUse);
                 }
             }
         } else if self.linger.is_some() {
-            outcome.keep = self.keep(flight, (self.rules.weigh)(response));
+            keep = self.keep(flight, (self.rules.weigh)(&response));
         }
-        outcome
+        Outcome {
+            value: Verdict::Answer(response),
+            whose,
+            keep,
+        }
     }
 
     /// How long what lands now lingers.

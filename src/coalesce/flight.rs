@@ -63,8 +63,12 @@ pub(crate) trait Home: Clone {
     type Work;
     /// The outcome, as each caller is given it.
     type Value;
+    /// What each caller needs to know beside it.
+    type Tag: Copy;
 
     fn space(&self) -> &Space<Self>;
+
+    fn tag(&self) -> Self::Tag;
 
     /// Polls the work of a flight. Once it is done, drops it and says what came of it.
     fn fly(
@@ -136,6 +140,7 @@ pub(crate) enum Lost {
 pub(crate) struct Flight<H: Home> {
     key: H::Key,
     pub(super) name: Name,
+    tag: H::Tag,
     /// The caller that led has waited already.
     leader_waits: bool,
     /// It took another's place for having been too slow, and nobody takes its own.
@@ -184,6 +189,7 @@ impl<H: Home> Flight<H> {
         Arc::new(Self {
             key: from.key,
             name: from.name,
+            tag: home.tag(),
             leader_waits,
             replacement: from.replacement,
             abandoned: AtomicBool::new(false),
@@ -207,6 +213,10 @@ impl<H: Home> Flight<H> {
 
     pub(crate) fn name(&self) -> Name {
         self.name
+    }
+
+    pub(crate) fn tag(&self) -> H::Tag {
+        self.tag
     }
 
     pub(crate) fn is_replacement(&self) -> bool {

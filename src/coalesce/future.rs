@@ -225,27 +225,29 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         loop {
-            let (verdict, flight, led) = match this.place {
-                Place::Passing => {
-                    let result = ready!(this.own.as_mut().poll(cx));
-                    *this.place = Place::Done;
-                    this.own.set(Work::Empty);
-                    return Poll::Ready(result.map_err(*this.convert));
-                }
+            let (verdict, manner, passage) = match this.place {
                 Place::Leading(ticket) => match ticket.poll(cx) {
                     Step::Pending => return Poll::Pending,
                     Step::Seated(seat) => {
                         *this.place = Place::Seated(seat, None);
                         continue;
                     }
-                    Step::Done(verdict) => (verdict, ticket.name().id, true),
+                    Step::Done(verdict, manner) => {
+                        let flight = ticket.name().id;
+                        (verdict, manner, Passage { flight, led: true })
+                    }
                 },
                 Place::Seated(seat, timer) => match seat.poll(cx, Verdict::copy) {
-                    Sat::Done(verdict) => (verdict, seat.flight().name().id, seat.led()),
+                    Sat::Done(verdict) => {
+                        let passage = Passage {
+                            flight: seat.flight().name().id,
+                            led: seat.led(),
+                        };
+                        (verdict, seat.flight().tag(), passage)
+                    }
                     Sat::Reentrant => {
-                        let error = Error::new(ErrorKind::Reentrant);
                         *this.place = Place::Done;
-                        return Poll::Ready(Err(error));
+                        return Poll::Ready(Err(Error::new(ErrorKind::Reentrant)));
                     }
                     Sat::Pending => {
                         match timer {
@@ -262,6 +264,12 @@ where
                         continue;
                     }
                 },
+                Place::Passing => {
+                    let result = ready!(this.own.as_mut().poll(cx));
+                    *this.place = Place::Done;
+                    this.own.set(Work::Empty);
+                    return Poll::Ready(result.map_err(*this.convert));
+                }
                 Place::Refused(error) => {
                     let error = error.clone();
                     *this.place = Place::Done;
@@ -269,11 +277,12 @@ where
                 }
                 Place::Done => panic!("polled after it was done"),
             };
+            // It may have to go alone yet, and then keeps what it has of its own.
             let result = match verdict {
-                Verdict::Answer(mut response, manner) => {
+                Verdict::Answer(mut response) => {
                     let in_time = manner.enlist.is_none_or(|enlist| enlist(&mut response));
                     if let (true, Some(label)) = (in_time, manner.label) {
-                        label(&mut response, Passage { flight, led });
+                        label(&mut response, passage);
                     }
                     in_time.then_some(Ok(response))
                 }
@@ -283,7 +292,6 @@ where
             match result {
                 Some(result) => {
                     *this.place = Place::Done;
-                    this.own.set(Work::Empty);
                     return Poll::Ready(result);
                 }
                 // Seated => Passing

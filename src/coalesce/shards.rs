@@ -161,14 +161,15 @@ impl<H: Home> Space<H> {
         // Of another key with the same hash.
         let mut others = Vec::new();
         loop {
-            let mut stale = None;
             let mut guard = self.shard(hash);
             let shard = &mut *guard;
             if shard.shut {
                 return Entered::Shut;
             }
-            if let Some(now) = now {
-                stale = shard.unkeep_stale(hash, now);
+            if let Some(stale) = now.and_then(|now| shard.unkeep_stale(hash, now)) {
+                drop(guard);
+                drop(stale);
+                continue;
             }
             let found = shard.table.find(hash, |entry| {
                 entry.name.hash == hash
@@ -184,7 +185,6 @@ impl<H: Home> Space<H> {
                     shard.counts.joined += 1;
                 }
                 drop(guard);
-                drop(stale);
                 match self.compare(flight, &key, full) {
                     Ok(entered) => return entered,
                     Err(other) => others.push(other),
@@ -193,7 +193,6 @@ impl<H: Home> Space<H> {
             }
             if !self.admit() {
                 drop(guard);
-                drop(stale);
                 return Entered::Full(self.limits.max_flights);
             }
             let name = self.name(&mut shard.next, hash);
@@ -218,7 +217,6 @@ impl<H: Home> Space<H> {
             shard.running += 1;
             shard.counts.led += 1;
             drop(guard);
-            drop(stale);
             return entered;
         }
     }

@@ -70,12 +70,15 @@ impl Home for Here {
     type Key = u8;
     type Work = Work;
     type Value = u32;
+    type Tag = ();
 
     const REUSE: bool = false;
 
     fn space(&self) -> &Space<Self> {
         &self.space
     }
+
+    fn tag(&self) {}
 
     fn fly(&self, _: Name, mut work: Pin<&mut Work>, cx: &mut Context<'_>) -> Poll<Outcome<u32>> {
         self.polls.fetch_add(1, SeqCst);
@@ -201,7 +204,7 @@ impl Caller {
             match self {
                 Caller::Ticket(ticket) => match ticket.poll(cx) {
                     Step::Pending => return Poll::Pending,
-                    Step::Done(value) => return Poll::Ready(value),
+                    Step::Done(value, ()) => return Poll::Ready(value),
                     Step::Seated(seat) => *self = Caller::Seat(seat),
                 },
                 Caller::Seat(seat) => match seat.poll(cx, |value| *value) {

@@ -54,7 +54,8 @@ pub struct Statistics {
     pub in_flight: usize,
     /// Callers that wait for them now.
     pub waiting: usize,
-    /// Outcomes that linger now, expired ones included that nothing has touched since.
+    /// Outcomes that can be joined though their call has landed: those that linger, expired ones included
+    /// that nothing has touched since, and those whose body is being read.
     pub lingering: usize,
 }
 

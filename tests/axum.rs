@@ -1,4 +1,4 @@
-//! Coalesce in an axum application, under real connections.
+//! The HTTP preset of Coalesce in an axum application without state, under real connections.
 #![cfg(feature = "full")]
 
 use std::{
@@ -13,102 +13,134 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::Request,
     response::Response,
     routing::get,
 };
-use futures_util::future::join_all;
-use http_body_util::{BodyExt, Empty, Full};
+use futures_util::{future::join_all, stream};
+use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpListener, net::TcpStream, sync::Semaphore};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
 use tower::ServiceBuilder;
-use tower_on_demand::{BoxError, CoalesceLayer, http::StatusLayer};
+use tower_on_demand::{
+    CoalesceLayer, Runtime,
+    http::{Flight, ShareBodyLayer, SharedBody, StatusBody, StatusLayer},
+};
 
 const CONNECTIONS: usize = 10;
 
-/// One GET over a connection of its own.
-async fn get_over_own_connection(address: SocketAddr, path: &str) -> Bytes {
+/// What the handler saw, and what lets its answers go on.
+#[derive(Clone)]
+struct Handler {
+    called: Arc<AtomicUsize>,
+    gate: Arc<Semaphore>,
+}
+
+impl Handler {
+    /// Half of the answer at once, the other half when the gate opens.
+    async fn answer(self) -> Response {
+        let n = self.called.fetch_add(1, Ordering::SeqCst);
+        let gate = self.gate;
+        let halves = stream::unfold(0, move |half| {
+            let gate = gate.clone();
+            async move {
+                match half {
+                    0 => Some((Ok(format!("answer {n}, ")), 1)),
+                    1 => {
+                        gate.acquire().await.ok()?.forget();
+                        Some((Ok::<_, std::io::Error>("and its end".to_owned()), 2))
+                    }
+                    _ => None,
+                }
+            }
+        });
+        Response::new(Body::from_stream(halves))
+    }
+}
+
+async fn serve(handler: &Handler) -> SocketAddr {
+    let handler = handler.clone();
+    let router = Router::new()
+        .route("/slow", get(move || handler.clone().answer()))
+        .layer(
+            ServiceBuilder::new()
+                .map_response(
+                    |mut response: http::Response<StatusBody<SharedBody<Body>>>| {
+                        let how = match response.extensions().get::<Flight>() {
+                            Some(flight) if flight.led() => "led",
+                            Some(_) => "joined",
+                            None => "passed by",
+                        };
+                        response
+                            .headers_mut()
+                            .insert("flight", how.parse().unwrap());
+                        response
+                    },
+                )
+                .layer(StatusLayer::new())
+                .layer(CoalesceLayer::http().shared_bodies().flight_extension())
+                .layer(ShareBodyLayer::new(Runtime::tokio(), 64 * 1024)),
+        );
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+/// The head of the response to one GET, over a connection of its own.
+async fn ask(address: SocketAddr, cookie: Option<&str>) -> http::Response<hyper::body::Incoming> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut client, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .unwrap();
     tokio::spawn(connection);
-    let request = http::Request::get(path)
-        .header("host", "localhost")
-        .body(Empty::<Bytes>::new())
-        .unwrap();
-    let response = client.send_request(request).await.unwrap();
-    assert_eq!(response.status(), 200);
-    response.into_body().collect().await.unwrap().to_bytes()
-}
-
-/// The response with its body at hand, which is what can be shared.
-async fn collected(response: Response) -> Result<http::Response<Full<Bytes>>, BoxError> {
-    let (head, body) = response.into_parts();
-    let bytes = body.collect().await?.to_bytes();
-    Ok(http::Response::from_parts(head, Full::new(bytes)))
+    let mut request = http::Request::get("/slow").header("host", "localhost");
+    if let Some(cookie) = cookie {
+        request = request.header("cookie", cookie);
+    }
+    let request = request.body(Empty::<Bytes>::new()).unwrap();
+    client.send_request(request).await.unwrap()
 }
 
 #[tokio::test]
-async fn c26_a_stateless_router_makes_one_handler_call_for_ten_connections() {
-    let handled = Arc::new(AtomicUsize::new(0));
-    let gate = Arc::new(Semaphore::new(0));
-    let asked = Arc::new(Semaphore::new(0));
+async fn c26_f11_ten_connections_share_one_call_and_all_of_its_streamed_answer() {
+    let handler = Handler {
+        called: Arc::new(AtomicUsize::new(0)),
+        gate: Arc::new(Semaphore::new(0)),
+    };
+    let address = serve(&handler).await;
+    let test = async {
+        // All have the head while the body is under way, and the last one came when half of it was over.
+        let answers = join_all((0..CONNECTIONS).map(|_| ask(address, None))).await;
+        assert_eq!(handler.called.load(Ordering::SeqCst), 1);
 
-    let handler = {
-        let (handled, gate) = (handled.clone(), gate.clone());
-        move || async move {
-            let n = handled.fetch_add(1, Ordering::SeqCst);
-            gate.acquire().await.unwrap().forget();
-            format!("answer {n}")
+        // Who says who he is, is answered alone.
+        let mine = ask(address, Some("me=1")).await;
+        assert_eq!(handler.called.load(Ordering::SeqCst), 2);
+        assert_eq!(mine.headers()["flight"], "passed by");
+
+        handler.gate.add_permits(2);
+        let mut led = 0;
+        for answer in answers {
+            assert_eq!(answer.status(), 200);
+            led += usize::from(answer.headers()["flight"] == "led");
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(body, "answer 0, and its end");
         }
-    };
-    let identity = {
-        let asked = asked.clone();
-        move |request: &Request| {
-            asked.add_permits(1);
-            Some(request.uri().path().to_owned())
-        }
-    };
-    let router = Router::new().route("/slow", get(handler)).layer(
-        ServiceBuilder::new()
-            .layer(StatusLayer::new())
-            .map_response(|response: http::Response<Full<Bytes>>| response.map(Body::new))
-            .layer(CoalesceLayer::new(identity))
-            .and_then(collected)
-            .map_err(BoxError::from),
-    );
+        assert_eq!(led, 1);
+        let body = mine.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, "answer 1, and its end");
 
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(async move { axum::serve(listener, router).await });
-
-    let calls = join_all((0..CONNECTIONS).map(|_| get_over_own_connection(address, "/slow")));
-    let release = async {
-        // All ten have arrived; then the one call may end.
-        asked
-            .acquire_many(CONNECTIONS as u32)
-            .await
-            .unwrap()
-            .forget();
-        gate.add_permits(CONNECTIONS);
+        // It was the call they shared, not its answer.
+        handler.gate.add_permits(1);
+        let next = ask(address, None).await;
+        assert_eq!(next.headers()["flight"], "led");
+        let body = next.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, "answer 2, and its end");
     };
-    let both = async { futures_util::join!(calls, release).0 };
-    let answers = tokio::time::timeout(Duration::from_secs(30), both)
+    tokio::time::timeout(Duration::from_secs(60), test)
         .await
         .unwrap();
-
-    assert_eq!(handled.load(Ordering::SeqCst), 1);
-    assert_eq!(answers.len(), CONNECTIONS);
-    assert!(answers.iter().all(|answer| answer == "answer 0"));
-
-    // It was that call they shared, not its answer.
-    gate.add_permits(1);
-    let next = get_over_own_connection(address, "/slow").await;
-    assert_eq!(
-        next,
-        format!("answer {}", handled.load(Ordering::SeqCst) - 1)
-    );
-    assert_eq!(handled.load(Ordering::SeqCst), 2);
-    server.abort();
 }

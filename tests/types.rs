@@ -14,13 +14,16 @@
 
 use std::{fmt::Debug, io, pin::Pin, time::Duration};
 
+use http_body_util::BodyExt;
 use tower::{
     Layer, Service as _, ServiceExt, service_fn, timeout::TimeoutLayer, util::BoxCloneSyncService,
 };
 use tower_on_demand::{
     BoxError, CeilingLayer, Coalesce, CoalesceHandle, CoalesceLayer, DropToStop, Error, Evictable,
     Group, Handle, IdleEvict, IdleEvictLayer, KeepLayer, Keyed, KeyedLayer, LazyStart,
-    LazyStartLayer, LeasedFuture, Named, Occupied, Runtime, UntilResponse, lazy_start, test_util,
+    LazyStartLayer, LeasedFuture, Named, Occupied, Runtime, UntilResponse,
+    http::{ShareBodyLayer, StatusLayer, UntilBodyEnd},
+    lazy_start, test_util,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -147,6 +150,48 @@ async fn coalesce_over_services_of_any_error() {
         CoalesceLayer::new(|n: &u32| Some(*n))
             .spawn_on(Runtime::tokio())
             .layer(boxed)
+    );
+}
+
+#[tokio::test]
+async fn http_from_the_edge_to_the_body() {
+    macro_rules! spawn_http {
+        ($stack:expr) => {{
+            let stack = $stack;
+            let request = http::Request::get("http://localhost/").body(String::new());
+            let answer = tokio::spawn(async move { stack.oneshot(request.unwrap()).await });
+            let body = answer.await.unwrap().unwrap().into_body();
+            let body = tokio::spawn(async move { body.collect().await });
+            assert_eq!(body.await.unwrap().unwrap().to_bytes(), "hello");
+        }};
+    }
+    let runtime = Runtime::tokio();
+    let (idle, _sweeper) = IdleEvict::pair(runtime.clone(), UntilBodyEnd);
+    let ceiling = CeilingLayer::new(runtime.clone(), 100);
+    let lazy = LazyStartLayer::new(runtime.clone(), "x");
+    let share = ShareBodyLayer::new(runtime.clone(), 1024);
+    let maker = service_fn(|_: &'static str| async {
+        let service = service_fn(|_: http::Request<String>| async {
+            Ok::<_, io::Error>(http::Response::new("hello".to_owned()))
+        });
+        Ok::<_, BoxError>(DropToStop::new(service))
+    });
+    let stack = || lazy.layer(idle.layer(ceiling.layer(maker)));
+    spawn_http!(stack());
+    spawn_http!(StatusLayer::new().layer(stack()));
+    spawn_http!(
+        CoalesceLayer::http()
+            .shared_bodies()
+            .layer(share.layer(stack()))
+    );
+    spawn_http!(
+        StatusLayer::new().layer(
+            TimeoutLayer::new(SECOND).layer(
+                CoalesceLayer::http()
+                    .shared_bodies()
+                    .layer(share.layer(stack()))
+            )
+        )
     );
 }
 

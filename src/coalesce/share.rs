@@ -5,6 +5,18 @@
 /// HTTP responses are where their bodies are. A streamed body is not: `ShareBodyLayer` (feature `http`)
 /// beneath `CoalesceLayer` makes it one that each caller reads from its first byte, as shown
 /// [there](super::CoalesceLayer#http).
+///
+/// What is not `Clone` does not compile, and the compiler says what to do:
+///
+/// ```compile_fail
+/// use tower::{Layer, service_fn};
+/// use tower_on_demand::CoalesceLayer;
+///
+/// struct Stream; // not `Clone`
+///
+/// let layer = CoalesceLayer::new(|name: &String| Some(name.clone()));
+/// layer.layer(service_fn(|_: String| async { Ok::<_, std::io::Error>(Stream) }));
+/// ```
 #[diagnostic::on_unimplemented(
     message = "a response of type `{Self}` cannot be given to several callers: it is not `Clone`",
     label = "not `Clone`",

@@ -9,6 +9,7 @@ mod order;
 mod outcomes;
 mod panics;
 mod reentry;
+mod stress;
 mod tasks;
 mod types;
 mod wakes;

@@ -154,11 +154,13 @@ impl Sim {
             format!("call {} to {name}: {}", request.id, told(&request))
         });
         let (begun, wanted) = (request.id, request.clone());
+        let met = (world.running(backend), world.now());
         let made = catch_unwind(AssertUnwindSafe(|| self.call_of(backend, wanted)));
         let Ok(Some((future, counts))) = made else {
             return;
         };
-        let serve: BoxFuture<()> = Box::pin(serve(world, backend, begun, request, future, counts));
+        let serve: BoxFuture<()> =
+            Box::pin(serve(world, backend, begun, request, met, future, counts));
         let how = match self.rng.below(20) {
             0..=2 => How::Hand(serve),
             3..=5 => {
@@ -380,7 +382,8 @@ impl Sim {
     fn set_limit(&mut self) {
         let Some(ceiling) = &self.ceiling else { return };
         let all = (self.plan.backends + self.plan.keys) as u64;
-        let limit = match self.rng.below(8) {
+        self.world.lock().unlimited = false;
+        let limit = match self.rng.below(16) {
             0 => 0,
             1 => u64::MAX,
             _ => self.rng.range(1, all.min(6)),
@@ -389,7 +392,7 @@ impl Sim {
         {
             let mut state = self.world.lock();
             if limit < before.limit {
-                state.limit_lowered_in = state.step;
+                state.limit_lowered = true;
             }
         }
         if limit < before.used {
@@ -488,6 +491,7 @@ async fn serve(
     backend: usize,
     call: u64,
     request: Request,
+    met: (Option<usize>, Duration),
     future: Called,
     counts: Counts,
 ) {
@@ -496,7 +500,7 @@ async fn serve(
     match result {
         Ok(mut reply) => {
             world.tell(|| format!("call {call} is answered by #{}", reply.answer.by));
-            world.answered(backend, call, &request, reply.answer.by, &counts);
+            world.answered(backend, call, &request, reply.answer.by, met, &counts);
             if let Some(body) = request.body {
                 let mut sleep = world.runtime.sleep(body);
                 std::future::poll_fn(|cx| {

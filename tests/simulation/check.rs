@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tower_on_demand::{ErrorKind, State as Stands, Status};
+use tower_on_demand::{ErrorKind, Eviction, State as Stands, Status};
 
 use crate::{
     fake::Request,
@@ -22,11 +22,14 @@ impl Sim {
             self.check_line(&mut wrong);
             self.check_states(&statuses, &mut wrong);
             self.check_idle(&mut wrong);
+            self.note_idle();
         }
         let panics = self.clock.panics().len();
         let state = &mut *self.world.lock();
         state.violations.extend(wrong);
         state.granted.clear();
+        state.limit_lowered = false;
+        state.step += 1;
         state.panics = panics;
     }
 
@@ -66,7 +69,7 @@ impl Sim {
         let state = &*self.world.lock();
         let goes_first = |backend: usize| {
             let it = &state.backends[backend];
-            it.kept && (it.pinned || !it.evictable)
+            it.kept && (it.pinned || it.layer_pins || !it.evictable)
         };
         let waiting: Vec<_> = state.asks.iter().filter(|(_, ask)| !ask.made).collect();
         for (ask, it) in &waiting {
@@ -128,7 +131,8 @@ impl Sim {
     }
 
     fn check_states(&mut self, statuses: &[Status], wrong: &mut Vec<String>) {
-        let state = &*self.world.lock();
+        let state = &mut *self.world.lock();
+        let mut news = Vec::new();
         for status in statuses {
             let name = &*status.name;
             let Some(backend) = state.backends.iter().position(|it| it.name == name) else {
@@ -183,9 +187,25 @@ impl Sim {
             let (base, last) = self.evictions.entry(backend).or_default();
             if status.evictions < *last {
                 *base += *last;
+                *last = 0;
             }
+            let new = status.evictions - *last;
             *last = status.evictions;
             let evicted = *base + *last;
+            if new > 0 {
+                news.push((backend, new, status.last_eviction));
+            }
+            let restarts = self.restarts.entry(backend).or_default();
+            if status.restarts > *restarts {
+                *state.counts.entry("restarted").or_default() += status.restarts - *restarts;
+                if it.reloads > 0 {
+                    *state
+                        .counts
+                        .entry("restarted with a reload in hand")
+                        .or_default() += 1;
+                }
+            }
+            *restarts = status.restarts;
             let all = state.instances.iter().filter(|i| i.backend == backend);
             let unexplained = all
                 .filter(|i| i.stop_called && !i.died && i.plan.lease_panics.is_none())
@@ -203,6 +223,62 @@ impl Sim {
                     status.last_eviction
                 ));
             }
+        }
+        for (backend, new, why) in news {
+            let what = match why {
+                Some(Eviction::Idle) => "evicted for age",
+                Some(Eviction::Room) => "evicted for room",
+                Some(Eviction::Yield) => "evicted when it had yielded",
+                Some(Eviction::Over) => "evicted to get back under the limit",
+                _ => "evicted",
+            };
+            *state.counts.entry(what).or_default() += new;
+            let name = &state.backends[backend].name;
+            if state.unlimited && why != Some(Eviction::Idle) {
+                wrong.push(format!("C3: {name} was {what} and there is no limit"));
+            }
+            if why == Some(Eviction::Room) && new == 1 && self.plan.uniform {
+                wrong.extend(self.colder_ones(state, backend));
+            }
+        }
+    }
+
+    /// Those that were colder than the one that was evicted, and stayed.
+    fn colder_ones(&self, state: &State, backend: usize) -> Option<String> {
+        let all = state.instances.iter().enumerate();
+        let mut own = all.filter(|(_, i)| i.backend == backend && i.changed_in == state.step);
+        let (victim, inst) = own.find(|(id, _)| self.idle.contains_key(id))?;
+        let mut others = self.idle.iter().filter(|(id, since)| {
+            let other = &state.instances[**id];
+            **id != victim
+                && **since < inst.ended
+                && state.backends[other.backend].touched == **since
+                && self.could_go(state, **id, other)
+        });
+        let (other, since) = others.next()?;
+        let name = &state.backends[backend].name;
+        Some(format!(
+            "E5: {name}#{victim} went, used until {:?}, and #{other} not since {since:?} stayed",
+            inst.ended
+        ))
+    }
+
+    /// Who could go now, for the next look.
+    fn note_idle(&mut self) {
+        let idle = {
+            let state = &*self.world.lock();
+            under_ceiling(state)
+                .filter(|(id, inst)| self.could_go(state, *id, inst))
+                .map(|(id, inst)| (id, state.backends[inst.backend].touched))
+                .collect()
+        };
+        self.idle = idle;
+        if let Some(tenants) = &self.tenants {
+            let keys = tenants.keys();
+            if keys < self.keys {
+                self.world.count("a key was forgotten");
+            }
+            self.keys = keys;
         }
     }
 

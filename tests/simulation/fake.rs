@@ -11,6 +11,7 @@ use std::{
 
 use tower_on_demand::{
     Backend, Begin, BoxError, Busy, DropToStop, Error, ErrorKind, Hold, Retired, Stopped, Target,
+    test_util::Counted,
 };
 use tower_service::Service;
 
@@ -92,6 +93,7 @@ impl Drop for Start {
             return;
         }
         self.world.gone(self.id);
+        self.world.count("a start was left");
         if self.plan.drop_panics && !panicking() {
             self.world.count("panic in the drop of a start");
             panic!("the drop of start {} panics", self.id);
@@ -184,6 +186,7 @@ impl Service<Spec> for Maker {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         let poll = self.poll_made();
         if poll.is_pending() {
+            self.0.maker_waits();
             cx.waker().wake_by_ref();
         }
         poll
@@ -249,7 +252,9 @@ where
     fn call(&mut self, spec: Spec) -> Self::Future {
         let ask = self.world.asked(spec.backend, spec.weight);
         let asked = Asked(self.world.clone(), ask);
-        let mut future = Box::pin(asking(ask, || self.maker.call(spec)));
+        let future = Counted::new(asking(ask, || self.maker.call(spec)));
+        self.world.counts(ask, future.counts());
+        let mut future = Box::pin(future);
         Box::pin(async move {
             let made = poll_fn(|cx| asking(ask, || future.as_mut().poll(cx))).await;
             // What the start still has goes first.

@@ -30,9 +30,25 @@ impl World {
         call: u64,
         request: &Request,
         by: usize,
+        met: (Option<usize>, Duration),
         counts: &Counts,
     ) {
         let state = &mut *self.lock();
+        let (before, asked) = met;
+        let waited = state.delivered.remove(&call).is_some_and(|at| at > asked);
+        let ready_at_once = state.instances[by].plan.slow_ready.is_none();
+        if before == Some(by) && waited && ready_at_once {
+            *state
+                .counts
+                .entry("waited while its backend yielded, in vain")
+                .or_default() += 1;
+        }
+        if before.is_some_and(|before| before != by) {
+            *state
+                .counts
+                .entry("went on to another instance")
+                .or_default() += 1;
+        }
         let inner = u64::from(state.inner_polls.remove(&call).unwrap_or_default());
         let polls = counts.polls().saturating_sub(inner);
         state.most_polls = state.most_polls.max(polls);

@@ -64,6 +64,10 @@ pub(crate) struct Sim {
     pub(crate) executor_gone: bool,
     pub(crate) closed: bool,
     pub(crate) evictions: BTreeMap<usize, (u64, u64)>,
+    pub(crate) restarts: BTreeMap<usize, u64>,
+    /// Who was idle at the last look, and since when at most.
+    pub(crate) idle: BTreeMap<usize, Duration>,
+    pub(crate) keys: usize,
 }
 
 /// Runs a seed to its end.
@@ -106,13 +110,21 @@ pub(crate) fn run(seed: u64, story: bool) -> Outcome {
         executor_gone: false,
         closed: false,
         evictions: BTreeMap::new(),
+        restarts: BTreeMap::new(),
+        idle: BTreeMap::new(),
+        keys: 0,
         plan,
     };
+    {
+        let mut state = sim.world.lock();
+        state.unlimited = sim.plan.limit.is_none();
+        state.looks = sim.nodes.iter().any(|it| !it.options.residency.is_zero())
+            || !sim.plan.each.residency.is_zero();
+    }
     sim.introduce();
     sim.sweeps(sweeper);
     let steps = sim.rng.range(30, 160);
-    for step in 1..=steps {
-        sim.world.lock().step = step;
+    for _ in 0..steps {
         sim.act();
         let before = sim.clock.polls();
         sim.pass();

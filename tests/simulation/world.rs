@@ -8,9 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tower_on_demand::{BoxError, CeilingLayer, Error, ErrorKind, Runtime};
+use tower_on_demand::{BoxError, CeilingLayer, Error, ErrorKind, Runtime, test_util::Counts};
 
 use crate::{fake::Shared, rng::Rng};
+
+/// How often a start in line is woken until it has its room, at most: when it loses its patience, at its
+/// deadline, and when it is handed the room. (Where `min_residency` keeps instances, also when a timer must be set.)
+const WAKES: u64 = 3;
 
 /// How an instance stands, as it knows itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +110,8 @@ pub(crate) struct Bk {
     /// The last moment at which anybody may have used it.
     pub(crate) touched: Duration,
     pub(crate) made: u64,
+    /// By its layer, whatever was ordered since.
+    pub(crate) layer_pins: bool,
     /// Whatever its bound.
     pub(crate) always_pinned: bool,
     /// The step in which its being pinned last changed.
@@ -128,11 +134,15 @@ pub(crate) struct Ask {
     pub(crate) weight: u64,
     pub(crate) since: Duration,
     pub(crate) made: bool,
+    /// Wakes by its maker, which has room already.
+    pub(crate) own_wakes: u64,
+    pub(crate) counts: Counts,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) seq: u64,
+    /// How often nothing was about to happen.
     pub(crate) step: u64,
     pub(crate) instances: Vec<Inst>,
     pub(crate) backends: Vec<Bk>,
@@ -142,12 +152,19 @@ pub(crate) struct State {
     pub(crate) violations: Vec<String>,
     pub(crate) story: Option<Vec<(Duration, String)>>,
     pub(crate) counts: BTreeMap<&'static str, u64>,
-    pub(crate) limit_lowered_in: u64,
+    pub(crate) limit_lowered: bool,
     pub(crate) no_more_starts: bool,
     pub(crate) closing: bool,
     pub(crate) executor_gone: bool,
     pub(crate) sweeps: bool,
+    /// There never was a limit.
+    pub(crate) unlimited: bool,
     pub(crate) most_polls: u64,
+    pub(crate) most_wakes: u64,
+    /// Time alone may make room.
+    pub(crate) looks: bool,
+    /// When each call reached its backend.
+    pub(crate) delivered: BTreeMap<u64, Duration>,
     pub(crate) panics: usize,
     pub(crate) living: BTreeMap<usize, Weak<Shared>>,
     pub(crate) inner_polls: BTreeMap<u64, u32>,
@@ -189,6 +206,7 @@ impl World {
             born: runtime.now(),
             ceiling: Mutex::new(None),
             state: Mutex::new(State {
+                step: 1,
                 hostility,
                 story: story.then(Vec::new),
                 ..State::default()
@@ -262,6 +280,8 @@ impl World {
                 weight,
                 since,
                 made: false,
+                own_wakes: 0,
+                counts: Counts::default(),
             };
             state.asks.insert(ask, entry);
             ask
@@ -270,9 +290,27 @@ impl World {
         ask
     }
 
+    pub(crate) fn counts(&self, ask: u64, counts: Counts) {
+        if let Some(asked) = self.lock().asks.get_mut(&ask) {
+            asked.counts = counts;
+        }
+    }
+
+    /// The maker of the start that is polled is not ready, and wakes itself.
+    pub(crate) fn maker_waits(&self) {
+        let ask = ASKING.get();
+        let mut state = self.lock();
+        if let Some(asked) = ask.and_then(|ask| state.asks.get_mut(&ask)) {
+            asked.own_wakes += 1;
+        }
+    }
+
     /// The start is over, or was left.
     pub(crate) fn asked_enough(&self, ask: u64) {
-        self.lock().asks.remove(&ask);
+        let asked = self.lock().asks.remove(&ask);
+        if asked.is_some_and(|asked| !asked.made && asked.counts.polls() > 0) {
+            self.count("left the line");
+        }
     }
 
     /// A start was answered with an error, be it the ceiling's or the maker's.
@@ -323,9 +361,19 @@ impl World {
         let begun = state.seq;
         let step = state.step;
         if let Some(ask) = ASKING.get() {
+            let looks = match state.looks {
+                true => 2 * state.instances.len() as u64,
+                false => 0,
+            };
             let entry = state.asks.get_mut(&ask);
-            if entry.is_some_and(|ask| !std::mem::replace(&mut ask.made, true)) {
+            if let Some(entry) = entry.filter(|ask| !ask.made) {
+                entry.made = true;
+                let wakes = entry.counts.wakes() - entry.own_wakes;
                 state.granted.push(ask);
+                state.most_wakes = state.most_wakes.max(wakes);
+                if wakes > WAKES + looks {
+                    wrong.push(format!("ask {ask} was woken {wakes} times for its room"));
+                }
             }
         }
         let it = &state.backends[backend];
@@ -365,7 +413,7 @@ impl World {
                     "C5: {held} + {weight} live, room for {used} is held"
                 ));
             }
-            if held + weight > limit && state.limit_lowered_in != step {
+            if weight > 0 && held + weight > limit && !state.limit_lowered {
                 // Hopeless, as far as those that did not change in this very moment say.
                 let hopeless = holders
                     .clone()
@@ -482,10 +530,14 @@ impl World {
 
     /// Its owner has dropped it.
     pub(crate) fn fake_dropped(&self, id: usize) {
-        let left = self.change(id, |inst, _| {
+        let (left, hung) = self.change(id, |inst, _| {
             inst.given_up = true;
-            inst.phase != Phase::Gone
+            let hung = inst.stop_called && !inst.stop_over && inst.plan.never_stops;
+            (inst.phase != Phase::Gone, hung)
         });
+        if hung {
+            self.count("a stop that never ended was given up");
+        }
         let counted = {
             let state = self.lock();
             state.backends[state.instances[id].backend].counted
@@ -545,6 +597,8 @@ impl World {
 
     /// A call, or somebody's lease to keep, reaches the instance.
     pub(crate) fn call(&self, id: usize, call: u64) {
+        let now = self.now();
+        self.lock().delivered.insert(call, now);
         let (phase, died) = self.change(id, |inst, _| {
             inst.in_flight += 1;
             inst.calls += 1;

@@ -10,12 +10,18 @@
 
 mod acts;
 mod check;
+mod end;
 mod fake;
 mod fleet;
+mod life;
 mod news;
+mod options;
+mod orders;
+mod plan;
 mod regressions;
 mod rng;
 mod sim;
+mod start;
 #[path = "../support/mod.rs"]
 mod support;
 mod world;
@@ -28,8 +34,66 @@ use std::{
 
 use sim::Outcome;
 
-/// What must have happened at least once in the default number of seeds.
-const EVENTS: &[&str] = &["answered"];
+/// What must have happened at least once in so many seeds.
+const ENOUGH: u64 = 2_000;
+/// See [`ENOUGH`].
+const EVENTS: &[&str] = &[
+    "a key was forgotten",
+    "a lease broke",
+    "a pooled instance was evicted",
+    "a pooled instance was used",
+    "a reload failed",
+    "a start was left",
+    "a state was awaited",
+    "a stop that never ended was given up",
+    "a sweeper ended when it was told to",
+    "abandoned",
+    "an order's future was dropped",
+    "answered",
+    "blocked by its own room",
+    "cut",
+    "death during a reload",
+    "evicted for age",
+    "evicted for room",
+    "evicted to get back under the limit",
+    "evicted when it had yielded",
+    "executor gone",
+    "left the line",
+    "lent",
+    "limit set below what is used",
+    "no room",
+    "over-admission",
+    "panic in a call's poll",
+    "panic in a start's poll",
+    "panic in call",
+    "panic in lease()",
+    "panic in make",
+    "panic in retired()",
+    "panic in stop()",
+    "panic in the drop of a backend",
+    "panic in the drop of a call",
+    "panic in the drop of a lease",
+    "panic in the drop of a start",
+    "refused: backing off",
+    "refused: never fits",
+    "refused: no room",
+    "refused: not running",
+    "refused: shut down",
+    "refused: too many keys",
+    "refused: too many wait",
+    "refused: unloaded",
+    "reloaded",
+    "reloaded in place",
+    "restarted",
+    "restarted with a reload in hand",
+    "retired for idleness",
+    "started ahead",
+    "told of a failed start",
+    "told of a panic",
+    "told of a start that took too long",
+    "waited while its backend yielded, in vain",
+    "went on to another instance",
+];
 
 /// A debug build is some ten times slower.
 const SEEDS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
@@ -51,6 +115,7 @@ fn run(seed: u64, story: bool) -> Outcome {
             counts: BTreeMap::new(),
             story: Vec::new(),
             polls: 0,
+            most: (0, 0),
         }
     })
 }
@@ -114,10 +179,13 @@ fn seeds() -> Vec<u64> {
     let begun = Instant::now();
     let mut counts: BTreeMap<&'static str, u64> = EVENTS.iter().map(|name| (*name, 0)).collect();
     let (mut failed, mut polls, mut most) = (Vec::new(), 0, (0, 0));
+    let (mut polled, mut woken) = (0, 0);
     for seed in first..first + seeds {
         let outcome = run(seed, false);
         polls += outcome.polls;
         most = most.max((outcome.polls, seed));
+        polled = polled.max(outcome.most.0);
+        woken = woken.max(outcome.most.1);
         for (name, count) in outcome.counts {
             *counts.entry(name).or_default() += count;
         }
@@ -138,10 +206,11 @@ fn seeds() -> Vec<u64> {
         "{seeds} seeds in {took:.1?}: {rate:.1} seeds per second, {polls} polls of tasks, at most {} (seed {})",
         most.0, most.1
     );
+    println!("at most {polled} polls of a call beyond its own, {woken} wakes of a start in line");
     for (name, count) in &counts {
         println!("{count:>10} {name}");
     }
-    if seeds >= SEEDS && failed.is_empty() {
+    if seeds >= ENOUGH && failed.is_empty() {
         let never: Vec<_> = EVENTS.iter().filter(|name| counts[**name] == 0).collect();
         assert!(never.is_empty(), "never happened: {never:?}");
     }

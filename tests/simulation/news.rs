@@ -96,6 +96,7 @@ impl World {
                 }
                 "cut"
             }
+            ErrorKind::Evicted if state.backends[backend].pool => "a pooled instance was evicted",
             ErrorKind::Evicted | ErrorKind::Died => "lost its instance too often",
             ErrorKind::Panicked => "told of a panic",
             ErrorKind::TooManyWaiting { .. } => "refused: too many wait",
@@ -241,6 +242,9 @@ impl World {
                 self.violation(format!("swept {name}, which nobody knows"));
                 continue;
             };
+            if self.lock().backends[backend].pool {
+                continue; // there may be several
+            }
             let Some(id) = self.running(backend) else {
                 self.violation(format!("swept {name}, which does not run"));
                 continue;

@@ -21,7 +21,8 @@ use tower_on_demand::{
 
 use crate::{
     fake::AsAsked,
-    fleet::{Kept, Node, Plan, Shared, Tenants, says_not_use},
+    fleet::{Held, Node, Pool, Shared, Tenants, says_not_use},
+    options::Plan,
     rng::Rng,
     support::{BoxFuture, ms, secs},
     world::World,
@@ -33,6 +34,8 @@ pub(crate) struct Outcome {
     pub(crate) counts: BTreeMap<&'static str, u64>,
     pub(crate) story: Vec<(Duration, String)>,
     pub(crate) polls: u64,
+    /// Of one call beyond its own, and wakes of one start in line.
+    pub(crate) most: (u64, u64),
 }
 
 /// A call under way, on a task or in the driver's hand.
@@ -57,8 +60,10 @@ pub(crate) struct Sim {
     pub(crate) ceiling: Option<CeilingLayer>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) tenants: Option<Tenants>,
+    pub(crate) pool: Option<Pool>,
+    pub(crate) inner: Option<CeilingLayer>,
     pub(crate) going: Vec<Going>,
-    pub(crate) kept: Vec<(usize, Arc<AtomicBool>, Task<Option<Kept>>)>,
+    pub(crate) kept: Vec<(usize, Arc<AtomicBool>, Task<Option<Held>>)>,
     pub(crate) orders: Vec<(usize, Task<()>)>,
     pub(crate) sweeper: Option<Task<()>>,
     pub(crate) executor_gone: bool,
@@ -87,13 +92,19 @@ pub(crate) fn run(seed: u64, story: bool) -> Outcome {
         world: world.clone(),
         group: Group::new(),
         ceiling: ceiling.clone(),
+        inner: CeilingLayer::new(runtime.clone(), rng.range(1, 4)),
         evictable: says_not_use(layer),
     };
     let nodes = (0..plan.backends)
         .map(|index| shared.node(index, &plan, &mut rng))
         .collect();
     let tenants = (plan.keys > 0).then(|| shared.tenants(&plan, plan.backends));
+    let pool = rng
+        .percent(30)
+        .then(|| shared.pool(&plan, plan.backends + plan.keys));
     let mut sim = Sim {
+        pool,
+        inner: Some(shared.inner.clone()),
         seed,
         rng,
         clock,
@@ -150,6 +161,7 @@ pub(crate) fn run(seed: u64, story: bool) -> Outcome {
         counts: std::mem::take(&mut state.counts),
         story: state.story.take().unwrap_or_default(),
         polls,
+        most: (state.most_polls, state.most_wakes),
     }
 }
 

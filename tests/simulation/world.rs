@@ -10,7 +10,7 @@ use std::{
 
 use tower_on_demand::{BoxError, CeilingLayer, Error, ErrorKind, Runtime, test_util::Counts};
 
-use crate::{fake::Shared, rng::Rng};
+use crate::{fake::Shared, plan::Plan};
 
 /// How often a start in line is woken until it has its room, at most: when it loses its patience, at its
 /// deadline, and when it is handed the room. (Where `min_residency` keeps instances, also when a timer must be set.)
@@ -23,37 +23,6 @@ pub(crate) enum Phase {
     Ready,
     Stopping,
     Gone,
-}
-
-/// What an instance will do: drawn when it is made.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Plan {
-    pub(crate) start: Duration,
-    /// It wakes itself so often before it starts.
-    pub(crate) fidgets: u32,
-    pub(crate) never_ready: bool,
-    pub(crate) fails: bool,
-    pub(crate) make_panics: bool,
-    pub(crate) poll_panics: bool,
-    /// The start future panics when it is dropped before it is done.
-    pub(crate) drop_panics: bool,
-    pub(crate) lives: Option<Duration>,
-    pub(crate) unhealthy: bool,
-    pub(crate) retired_panics: bool,
-    pub(crate) retired_poll_panics: bool,
-    pub(crate) stop: Duration,
-    pub(crate) never_stops: bool,
-    pub(crate) stop_panics: bool,
-    pub(crate) stop_poll_panics: bool,
-    pub(crate) with_the_last_lease: bool,
-    /// Every so many leases one panics.
-    pub(crate) lease_panics: Option<u32>,
-    pub(crate) lease_drop_panics: Option<u32>,
-    pub(crate) backend_drop_panics: bool,
-    /// A lease is ready only after so long.
-    pub(crate) slow_ready: Option<Duration>,
-    /// After so many leases the next ones fail to become ready.
-    pub(crate) breaks: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -96,6 +65,10 @@ pub(crate) struct Bk {
     pub(crate) kept: bool,
     pub(crate) counted: bool,
     pub(crate) under_ceiling: bool,
+    /// Under the second one as well.
+    pub(crate) nested: bool,
+    /// Its instances have no owner but their users.
+    pub(crate) pool: bool,
     pub(crate) bound: Option<Duration>,
     pub(crate) drain: Duration,
     pub(crate) wait: Duration,
@@ -105,7 +78,6 @@ pub(crate) struct Bk {
     pub(crate) downs: Vec<(u64, Duration)>,
     pub(crate) reloads: u32,
     pub(crate) unloaded: bool,
-    pub(crate) shut_down: bool,
     pub(crate) abandoned: bool,
     /// The last moment at which anybody may have used it.
     pub(crate) touched: Duration,
@@ -134,6 +106,8 @@ pub(crate) struct Ask {
     pub(crate) weight: u64,
     pub(crate) since: Duration,
     pub(crate) made: bool,
+    /// It was answered with an error.
+    pub(crate) over: bool,
     /// Wakes by its maker, which has room already.
     pub(crate) own_wakes: u64,
     pub(crate) counts: Counts,
@@ -177,7 +151,7 @@ pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) seed: u64,
     born: Instant,
-    ceiling: Mutex<Option<CeilingLayer>>,
+    pub(crate) ceiling: Mutex<Option<CeilingLayer>>,
     state: Mutex<State>,
 }
 
@@ -256,11 +230,11 @@ impl World {
         state.seq
     }
 
-    fn of(&self, id: usize, what: &str) {
+    pub(crate) fn of(&self, id: usize, what: &str) {
         self.tell_of(id, || what.to_owned());
     }
 
-    fn tell_of(&self, id: usize, line: impl FnOnce() -> String) {
+    pub(crate) fn tell_of(&self, id: usize, line: impl FnOnce() -> String) {
         self.tell(|| {
             let backend = self.lock().instances[id].backend;
             format!("{}#{id} {}", self.name(backend), line())
@@ -280,6 +254,7 @@ impl World {
                 weight,
                 since,
                 made: false,
+                over: false,
                 own_wakes: 0,
                 counts: Counts::default(),
             };
@@ -288,6 +263,14 @@ impl World {
         };
         self.tell(|| format!("{} asks for room (ask {ask})", self.name(backend)));
         ask
+    }
+
+    /// The start that is polled has its room, be it under the first of two ceilings.
+    pub(crate) fn granted(&self) {
+        let wrong = take_room(&mut self.lock());
+        if let Some(wrong) = wrong {
+            self.violation(wrong);
+        }
     }
 
     pub(crate) fn counts(&self, ask: u64, counts: Counts) {
@@ -308,13 +291,16 @@ impl World {
     /// The start is over, or was left.
     pub(crate) fn asked_enough(&self, ask: u64) {
         let asked = self.lock().asks.remove(&ask);
-        if asked.is_some_and(|asked| !asked.made && asked.counts.polls() > 0) {
+        if asked.is_some_and(|asked| !asked.made && !asked.over && asked.counts.polls() > 0) {
             self.count("left the line");
         }
     }
 
     /// A start was answered with an error, be it the ceiling's or the maker's.
     pub(crate) fn refused(&self, ask: u64, error: &BoxError) {
+        if let Some(asked) = self.lock().asks.get_mut(&ask) {
+            asked.over = true;
+        }
         let Some(ErrorKind::NoRoom(room)) = error.downcast_ref::<Error>().map(Error::kind) else {
             return;
         };
@@ -325,7 +311,7 @@ impl World {
         };
         let waited = now - asked.since;
         let wait = state.backends[asked.backend].wait;
-        let made = asked.made;
+        let (made, asked_by) = (asked.made, asked.backend);
         drop(state);
         self.count(if room.own {
             "blocked by its own room"
@@ -334,6 +320,10 @@ impl World {
         });
         self.tell(|| format!("ask {ask} is refused: {error}"));
         // At once, if it takes free room only or its own is in the way; else exactly at its deadline.
+        let nested = self.lock().backends[asked_by].nested;
+        if made && nested {
+            return; // by the second ceiling
+        }
         if made || !(waited == wait || waited.is_zero() || room.own) || room.waited != waited {
             self.violation(format!(
                 "W2: ask {ask} refused after {waited:?} of {wait:?}"
@@ -344,343 +334,19 @@ impl World {
     pub(crate) fn name(&self, backend: usize) -> String {
         self.lock().backends[backend].name.clone()
     }
-
-    // ===== a life =====
-
-    /// The maker is called: what is made is alive from here on.
-    pub(crate) fn begin(&self, backend: usize, weight: u64, version: u32) -> (usize, Plan) {
-        let (used, limit) = {
-            let ceiling = self.ceiling.lock().unwrap_or_else(PoisonError::into_inner);
-            let occupancy = ceiling.as_ref().map(CeilingLayer::occupancy);
-            occupancy.map_or((u64::MAX, u64::MAX), |now| (now.used, now.limit))
-        };
-        let now = self.now();
-        let mut wrong = Vec::new();
-        let mut state = self.lock();
-        state.seq += 1;
-        let begun = state.seq;
-        let step = state.step;
-        if let Some(ask) = ASKING.get() {
-            let looks = match state.looks {
-                true => 2 * state.instances.len() as u64,
-                false => 0,
-            };
-            let entry = state.asks.get_mut(&ask);
-            if let Some(entry) = entry.filter(|ask| !ask.made) {
-                entry.made = true;
-                let wakes = entry.counts.wakes() - entry.own_wakes;
-                state.granted.push(ask);
-                state.most_wakes = state.most_wakes.max(wakes);
-                if wakes > WAKES + looks {
-                    wrong.push(format!("ask {ask} was woken {wakes} times for its room"));
-                }
-            }
-        }
-        let it = &state.backends[backend];
-        if version < it.version {
-            wrong.push(format!(
-                "v{version} is started after v{} was ordered",
-                it.version
-            ));
-        }
-        if it.unloaded {
-            wrong.push("L2: started though it is unloaded".to_owned());
-        }
-        if it.shut_down || state.no_more_starts {
-            wrong.push("L3: started though it is shut down".to_owned());
-        }
-        let alive = state.instances.iter().enumerate();
-        let alive: Vec<_> = alive.filter(|(_, i)| i.phase != Phase::Gone).collect();
-        let own: Vec<_> = alive
-            .iter()
-            .filter(|(_, i)| i.backend == backend && !i.is_left_over())
-            .filter(|(_, i)| !(it.drops && i.held + i.in_flight > 0))
-            .collect();
-        if own.iter().any(|(_, i)| i.phase == Phase::Starting) {
-            wrong.push("S1: two starts at once".to_owned());
-        }
-        if own.len() > usize::from(it.reloads > 0) {
-            let others: Vec<_> = own.iter().map(|(id, i)| (*id, i.phase)).collect();
-            wrong.push(format!("S5: started beside {others:?}"));
-        }
-        if it.under_ceiling {
-            let holders = alive
-                .iter()
-                .filter(|(_, i)| state.backends[i.backend].under_ceiling);
-            let held: u64 = holders.clone().map(|(_, i)| i.weight).sum();
-            if used < held + weight {
-                wrong.push(format!(
-                    "C5: {held} + {weight} live, room for {used} is held"
-                ));
-            }
-            if weight > 0 && held + weight > limit && !state.limit_lowered {
-                // Hopeless, as far as those that did not change in this very moment say.
-                let hopeless = holders
-                    .clone()
-                    .filter(|(_, i)| i.weight > 0)
-                    .all(|(_, i)| state.backends[i.backend].pinned || i.changed_in == step);
-                if !hopeless || it.strict {
-                    wrong.push(format!(
-                        "C1: {held} + {weight} live under a limit of {limit}"
-                    ));
-                }
-                *state.counts.entry("over-admission").or_default() += 1;
-            }
-        }
-        let name = state.backends[backend].name.clone();
-        let number = state.backends[backend].made;
-        state.backends[backend].made += 1;
-        let plan = plan(self.seed, backend, number, state.hostility);
-        let id = state.instances.len();
-        state.instances.push(Inst {
-            backend,
-            phase: Phase::Starting,
-            weight,
-            version,
-            begun,
-            failed: None,
-            changed_in: step,
-            ready_at: now,
-            in_flight: 0,
-            calls: 0,
-            leases: 0,
-            held: 0,
-            ended: now,
-            died: false,
-            given_up: false,
-            stop_called: false,
-            stop_over: false,
-            plan: plan.clone(),
-        });
-        drop(state);
-        for wrong in wrong {
-            self.violation(format!("{name}#{id} {wrong}"));
-        }
-        self.tell_of(id, || {
-            format!("start of v{version}, weight {weight}: {}", shown(&plan))
-        });
-        (id, plan)
-    }
-
-    fn change<R>(&self, id: usize, change: impl FnOnce(&mut Inst, Duration) -> R) -> R {
-        let now = self.now();
-        let mut state = self.lock();
-        let step = state.step;
-        let inst = &mut state.instances[id];
-        let before = inst.phase;
-        let result = change(inst, now);
-        if inst.phase != before {
-            inst.changed_in = step;
-        }
-        result
-    }
-
-    pub(crate) fn failed(&self, id: usize) {
-        let seq = self.seq();
-        self.change(id, |inst, _| inst.failed = Some(seq));
-        self.of(id, "fails to start");
-    }
-
-    pub(crate) fn ready(&self, id: usize) {
-        self.change(id, |inst, now| {
-            inst.phase = Phase::Ready;
-            (inst.ready_at, inst.ended) = (now, now);
-        });
-        {
-            // If it takes over from another, that one's calls have so long.
-            let seq = self.seq();
-            let until = self.now();
-            let mut state = self.lock();
-            let backend = state.instances[id].backend;
-            let it = &mut state.backends[backend];
-            if it.reloads > 0 {
-                it.downs.push((seq, until + it.drain));
-            }
-        }
-        self.touch(id);
-        self.of(id, "ready");
-    }
-
-    pub(crate) fn stop_over(&self, id: usize) {
-        self.change(id, |inst, _| inst.stop_over = true);
-        self.of(id, "has stopped");
-    }
-
-    pub(crate) fn died(&self, id: usize) {
-        self.change(id, |inst, _| inst.died = true);
-        self.of(id, "dies");
-    }
-
-    pub(crate) fn gone(&self, id: usize) {
-        let before = self.change(id, |inst, _| {
-            let before = inst.phase;
-            inst.phase = Phase::Gone;
-            before
-        });
-        if before != Phase::Gone {
-            self.of(id, "gone");
-        }
-    }
-
-    /// It can be killed from now on.
-    pub(crate) fn living(&self, shared: &Arc<Shared>) {
-        let weak = Arc::downgrade(shared);
-        self.lock().living.insert(shared.id, weak);
-    }
-
-    /// Its owner has dropped it.
-    pub(crate) fn fake_dropped(&self, id: usize) {
-        let (left, hung) = self.change(id, |inst, _| {
-            inst.given_up = true;
-            let hung = inst.stop_called && !inst.stop_over && inst.plan.never_stops;
-            (inst.phase != Phase::Gone, hung)
-        });
-        if hung {
-            self.count("a stop that never ended was given up");
-        }
-        let counted = {
-            let state = self.lock();
-            state.backends[state.instances[id].backend].counted
-        };
-        if left && !counted {
-            // Nobody can tell when its last lease is dropped.
-            self.gone(id);
-        } else if left {
-            self.of(id, "is dropped by its owner");
-        }
-    }
-
-    /// `stop()` is called.
-    pub(crate) fn stopping(&self, id: usize) {
-        let now = self.now();
-        let mut wrong = Vec::new();
-        let mut state = self.lock();
-        let inst = &state.instances[id];
-        let it = &state.backends[inst.backend];
-        if inst.stop_called {
-            wrong.push("stopped twice".to_owned());
-        }
-        if inst.in_flight > 0 && !inst.died {
-            // By order, and not before its time is over.
-            let due = it.downs.iter().filter(|(at, _)| *at > inst.begun);
-            let due = due.map(|(_, until)| *until).min();
-            if due.is_none_or(|due| now < due) {
-                wrong.push(format!(
-                    "E1: stopped with {} in flight; cut by order at {due:?}",
-                    inst.in_flight
-                ));
-            }
-        }
-        let (name, step) = (it.name.clone(), state.step);
-        let inst = &mut state.instances[id];
-        inst.stop_called = true;
-        inst.phase = Phase::Stopping;
-        inst.changed_in = step;
-        drop(state);
-        for wrong in wrong {
-            self.violation(format!("{name}#{id} {wrong}"));
-        }
-        self.of(id, "stop");
-    }
-
-    pub(crate) fn leased(&self, id: usize) -> u32 {
-        self.change(id, |inst, _| {
-            inst.leases += 1;
-            inst.held += 1;
-            inst.leases
-        })
-    }
-
-    pub(crate) fn lease_dropped(&self, id: usize) {
-        self.change(id, |inst, _| inst.held -= 1);
-    }
-
-    /// A call, or somebody's lease to keep, reaches the instance.
-    pub(crate) fn call(&self, id: usize, call: u64) {
-        let now = self.now();
-        self.lock().delivered.insert(call, now);
-        let (phase, died) = self.change(id, |inst, _| {
-            inst.in_flight += 1;
-            inst.calls += 1;
-            (inst.phase, inst.died)
-        });
-        if phase != Phase::Ready {
-            self.violation(format!("S3/E2: #{id} got call {call} while {phase:?}"));
-        }
-        if died {
-            self.count("call on a dead instance");
-        }
-        self.touch(id);
-        self.tell_of(id, || format!("takes call {call}"));
-    }
-
-    pub(crate) fn call_ended(&self, id: usize, call: u64, sign_of_life: bool) {
-        self.change(id, |inst, now| {
-            inst.in_flight -= 1;
-            if sign_of_life {
-                inst.ended = now;
-            }
-        });
-        self.touch(id);
-        self.tell_of(id, || format!("is done with call {call}"));
-    }
-
-    fn touch(&self, id: usize) {
-        let now = self.now();
-        let mut state = self.lock();
-        let backend = state.instances[id].backend;
-        state.backends[backend].touched = now;
-    }
-
-    pub(crate) fn touch_backend(&self, backend: usize) {
-        let now = self.now();
-        self.lock().backends[backend].touched = now;
-    }
 }
 
-fn shown(plan: &Plan) -> String {
-    let all = format!("{plan:?}");
-    let fields = all.trim_start_matches("Plan { ").trim_end_matches(" }");
-    let telling = fields
-        .split(", ")
-        .filter(|it| !it.ends_with("false") && !it.ends_with("None") && !it.ends_with(": 0"));
-    telling.collect::<Vec<_>>().join(", ")
-}
-
-/// What an instance will do, whatever else happens in its world.
-fn plan(seed: u64, backend: usize, number: u64, hostility: u64) -> Plan {
-    let mut rng = Rng::fork(seed, backend as u64 + 1, number);
-    let h = hostility;
-    // Some backends are worse than others.
-    let bad = h * (1 + 3 * u64::from(Rng::fork(seed, backend as u64 + 1, u64::MAX).percent(20)));
-    let mut plan = Plan {
-        start: rng.short(),
-        stop: rng.short(),
-        fidgets: if rng.percent(10) { 3 } else { 0 },
-        never_ready: rng.rarely(400 * bad),
-        fails: rng.rarely(3_000 * bad),
-        make_panics: rng.rarely(500 * bad),
-        poll_panics: rng.rarely(500 * bad),
-        drop_panics: rng.rarely(1_000 * h),
-        lives: rng.rarely(6_000 * bad).then(|| rng.any()),
-        unhealthy: rng.percent(20),
-        retired_panics: rng.rarely(200 * h),
-        retired_poll_panics: rng.percent(5),
-        never_stops: rng.rarely(1_000 * h),
-        stop_panics: rng.rarely(500 * h),
-        stop_poll_panics: rng.rarely(500 * h),
-        with_the_last_lease: rng.percent(10),
-        lease_panics: rng.rarely(500 * h).then(|| rng.range(1, 8) as u32),
-        lease_drop_panics: rng.rarely(300 * h).then(|| rng.range(1, 8) as u32),
-        backend_drop_panics: rng.rarely(500 * h),
-        slow_ready: rng.percent(5).then(|| rng.short()),
-        breaks: rng.rarely(1_000 * bad).then(|| rng.range(1, 20) as u32),
+/// The start that is polled was handed its room. How often was it woken for that?
+pub(crate) fn take_room(state: &mut State) -> Option<String> {
+    let ask = ASKING.get()?;
+    let looks = match state.looks {
+        true => 2 * state.instances.len() as u64,
+        false => 0,
     };
-    if rng.percent(30) {
-        plan.start = Duration::ZERO;
-    }
-    if rng.percent(30) {
-        plan.stop = Duration::ZERO;
-    }
-    plan
+    let entry = state.asks.get_mut(&ask).filter(|ask| !ask.made)?;
+    entry.made = true;
+    let wakes = entry.counts.wakes() - entry.own_wakes;
+    state.granted.push(ask);
+    state.most_wakes = state.most_wakes.max(wakes);
+    (wakes > WAKES + looks).then(|| format!("ask {ask} was woken {wakes} times for its room"))
 }

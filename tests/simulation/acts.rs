@@ -153,8 +153,9 @@ impl Sim {
         let Ok(Some((future, counts))) = made else {
             return;
         };
+        let pending = Pending(world.clone(), begun);
         let serve: BoxFuture<()> =
-            Box::pin(serve(world, backend, begun, request, met, future, counts));
+            Box::pin(serve(world, backend, request, pending, met, future, counts));
         let how = match self.rng.below(20) {
             0..=2 => How::Hand(serve),
             3..=5 => {
@@ -163,6 +164,11 @@ impl Sim {
             }
             _ => How::Task(self.clock.spawn(serve)),
         };
+        let mut state = self.world.lock();
+        if matches!(how, How::Task(_)) && !state.delivered.contains_key(&begun) {
+            state.pending.insert(begun, backend);
+        }
+        drop(state);
         self.going.push(Going { backend, how });
         if self.rng.percent(30) {
             self.poll_going(self.going.len() - 1);
@@ -274,16 +280,26 @@ fn told(request: &Request) -> String {
     telling.collect::<Vec<_>>().join(", ")
 }
 
+/// A call that is not answered yet.
+struct Pending(Arc<World>, u64);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.lock().pending.remove(&self.1);
+    }
+}
+
 /// A caller: awaits the answer, uses it as long as it wants, and looks at what it got.
 async fn serve(
     world: Arc<World>,
     backend: usize,
-    call: u64,
     request: Request,
+    _pending: Pending,
     met: (Option<usize>, Duration),
     future: Called,
     counts: Counts,
 ) {
+    let call = request.id;
     let result = future.await;
     world.touch_backend(backend);
     match result {

@@ -1,5 +1,7 @@
 //! What must hold whenever nothing is about to happen, and at the end.
 
+use std::collections::BTreeSet;
+
 use tower_on_demand::{Eviction, State as Stands, Status};
 
 use crate::{
@@ -138,7 +140,8 @@ impl Sim {
 
     fn check_states(&mut self, statuses: &[Status], wrong: &mut Vec<String>) {
         let state = &mut *self.world.lock();
-        let mut news = Vec::new();
+        let (mut news, mut at_a_start) = (Vec::new(), BTreeSet::new());
+        let waiting_for_room = self.ceiling.as_ref().map_or(0, |it| it.occupancy().waiting);
         for status in statuses {
             let name = &*status.name;
             let Some(backend) = state.backends.iter().position(|it| it.name == name) else {
@@ -176,6 +179,20 @@ impl Sim {
                     "{waiting} wait for {name}, which is {:?}",
                     status.state
                 ));
+            }
+            if status.state == Stands::Starting {
+                let waiting = state.pending.iter().filter(|(_, to)| **to == backend);
+                at_a_start.extend(waiting.map(|(call, _)| *call));
+            }
+            // While nobody waits for room nobody yields, and a call reaches what runs at once.
+            let mut alive = state.instances.iter().filter(|i| i.backend == backend);
+            let slow = alive.any(|i| i.phase != Phase::Gone && i.plan.slow_ready.is_some());
+            let yields = waiting_for_room > 0 || it.nested;
+            if status.state == Stands::Running && !slow && !yields {
+                let mut pending = state.pending.iter().filter(|(_, to)| **to == backend);
+                if let Some((call, _)) = pending.next() {
+                    wrong.push(format!("call {call} waits for {name}, which runs"));
+                }
             }
             let free = !self.has_anything(backend);
             if free && status.waiting > 0 {
@@ -230,6 +247,7 @@ impl Sim {
                 ));
             }
         }
+        state.at_a_start = at_a_start;
         for (backend, new, why) in news {
             let what = match why {
                 Some(Eviction::Idle) => "evicted for age",

@@ -252,7 +252,11 @@ impl World {
     /// A call, or somebody's lease to keep, reaches the instance.
     pub(crate) fn call(&self, id: usize, call: u64) {
         let now = self.now();
-        self.lock().delivered.insert(call, now);
+        {
+            let mut state = self.lock();
+            state.delivered.insert(call, now);
+            state.pending.remove(&call);
+        }
         let (phase, died) = self.change(id, |inst, _| {
             inst.in_flight += 1;
             inst.calls += 1;

@@ -29,7 +29,8 @@ mod world;
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    time::Instant,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
 };
 
 use sim::Outcome;
@@ -105,6 +106,7 @@ fn number(name: &str) -> Option<u64> {
 
 /// A run whose own panic is a failure like any other.
 fn run(seed: u64, story: bool) -> Outcome {
+    RUNNING.store(seed, Ordering::Relaxed);
     catch_unwind(AssertUnwindSafe(|| sim::run(seed, story))).unwrap_or_else(|panic| {
         let message = panic
             .downcast_ref::<String>()
@@ -118,6 +120,29 @@ fn run(seed: u64, story: bool) -> Outcome {
             most: (0, 0),
         }
     })
+}
+
+/// The seed that is run, for the one who watches over it.
+static RUNNING: AtomicU64 = AtomicU64::new(u64::MAX);
+/// After so long it is taken to run for ever.
+const TOO_LONG: Duration = Duration::from_secs(120);
+
+/// Ends the process when a seed runs for ever: nothing else could.
+fn watch() {
+    std::thread::spawn(|| {
+        let mut seen = u64::MAX;
+        loop {
+            std::thread::sleep(TOO_LONG);
+            let now = RUNNING.load(Ordering::Relaxed);
+            if now != u64::MAX && now == seen {
+                println!(
+                    "seed {now} runs for ever: SEED={now} cargo test --all-features --test simulation"
+                );
+                std::process::abort();
+            }
+            seen = now;
+        }
+    });
 }
 
 /// Tells a seed's story.
@@ -152,6 +177,7 @@ fn random_fleets_keep_every_invariant_and_drain_to_zero() {
             hook(info);
         }
     }));
+    watch();
     let runner = std::thread::Builder::new().name("simulation".to_owned());
     let failed = runner.spawn(seeds).expect("a thread").join();
     assert_eq!(

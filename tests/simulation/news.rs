@@ -118,6 +118,16 @@ impl World {
                 .violations
                 .push(format!("call {call} to {name}: {text}: {wrong}"));
         }
+        // Who was seen to wait for a start hears how that went.
+        let backing_off = matches!(error.kind(), ErrorKind::BackingOff { .. });
+        // (Unless it had an instance in that moment, which was dead before it could be called.)
+        let mut own = state.instances.iter().filter(|i| i.backend == backend);
+        let born_dead = own.any(|i| i.died && i.changed_in == state.step);
+        if backing_off && !born_dead && state.at_a_start.contains(&call) {
+            state.violations.push(format!(
+                "S4: call {call} to {name} waited for a start, and is told: {text}"
+            ));
+        }
         // A failed start is told to those who waited for it, and to nobody who came later.
         if start_failed(error) {
             if let Some(inst) = start_in(&text).and_then(|id| state.instances.get(id)) {
@@ -190,6 +200,19 @@ impl World {
                     "E9: {order} is done, and the instance {:?}",
                     old.phase
                 ));
+            }
+        }
+        // While one is reloaded its old instance is in use, unless it yields already, or the reload waits
+        // for the one that was replaced before.
+        let evicted = order == "reload"
+            && result
+                .as_ref()
+                .is_err_and(|error| matches!(error.kind(), ErrorKind::Evicted));
+        if evicted && !state.yields {
+            let all = state.instances.iter().enumerate();
+            let mut others = all.filter(|(id, i)| i.backend == backend && Some(*id) != before);
+            if !others.any(|(_, i)| i.phase != Phase::Gone || i.changed_in == step) {
+                wrong = Some("L1: it was evicted while it was reloaded".to_owned());
             }
         }
         let kept = matches!(order, "reload")

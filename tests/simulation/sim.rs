@@ -129,6 +129,8 @@ pub(crate) fn run(seed: u64, story: bool) -> Outcome {
     {
         let mut state = sim.world.lock();
         state.unlimited = sim.plan.limit.is_none();
+        state.yields = sim.nodes.iter().any(|it| it.options.yield_after.is_some())
+            || sim.plan.each.yield_after.is_some();
         state.looks = sim.nodes.iter().any(|it| !it.options.residency.is_zero())
             || !sim.plan.each.residency.is_zero();
     }

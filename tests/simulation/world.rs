@@ -2,7 +2,7 @@
 
 use std::{
     cell::Cell,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Display,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
@@ -135,8 +135,14 @@ pub(crate) struct State {
     pub(crate) unlimited: bool,
     pub(crate) most_polls: u64,
     pub(crate) most_wakes: u64,
+    /// Some yield.
+    pub(crate) yields: bool,
     /// Time alone may make room.
     pub(crate) looks: bool,
+    /// Calls on tasks that have not reached a backend, and are not answered.
+    pub(crate) pending: BTreeMap<u64, usize>,
+    /// Those of them that waited for a start when nothing was about to happen.
+    pub(crate) at_a_start: BTreeSet<u64>,
     /// When each call reached its backend.
     pub(crate) delivered: BTreeMap<u64, Duration>,
     pub(crate) panics: usize,

@@ -37,6 +37,8 @@ struct Inner {
 }
 
 /// What kind of [`Error`] it is.
+///
+/// With the feature `serde` it is [its word](Self::as_str).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -137,6 +139,32 @@ pub struct NoRoom {
     pub own: bool,
 }
 
+impl ErrorKind {
+    /// The kind in one word, for logs and labels.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            ErrorKind::NoRoom(_) => "no_room",
+            ErrorKind::NeverFits { .. } => "never_fits",
+            ErrorKind::StartFailed => "start_failed",
+            ErrorKind::StartTimeout { .. } => "start_timeout",
+            ErrorKind::BackingOff { .. } => "backing_off",
+            ErrorKind::Unloaded => "unloaded",
+            ErrorKind::Unknown => "unknown",
+            ErrorKind::NotRunning => "not_running",
+            ErrorKind::ShutDown => "shut_down",
+            ErrorKind::Stopped => "stopped",
+            ErrorKind::Evicted => "evicted",
+            ErrorKind::Died => "died",
+            ErrorKind::Panicked => "panicked",
+            ErrorKind::Reentrant => "reentrant",
+            ErrorKind::Lagged => "lagged",
+            ErrorKind::TooManyWaiting { .. } => "too_many_waiting",
+            ErrorKind::TooManyKeys { .. } => "too_many_keys",
+            ErrorKind::Service => "service",
+        }
+    }
+}
+
 impl Error {
     /// An error of `kind`.
     pub fn new(kind: ErrorKind) -> Self {
@@ -205,6 +233,17 @@ impl Error {
             inner.detail = None;
         });
         self.because(before).with(|inner| inner.detail = detail)
+    }
+
+    /// What it says with its causes, without what it has a field for.
+    #[cfg(feature = "serde")]
+    pub(crate) fn text(&self) -> String {
+        let bare = self.clone().with(|inner| {
+            inner.backend = None;
+            inner.retry_after = None;
+            inner.detail = None;
+        });
+        format!("{bare:#}")
     }
 
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {

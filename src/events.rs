@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::{error::Error, usage::Eviction};
+use crate::{error::Error, lifecycle::status::StartTimes, usage::Eviction};
 
 /// The target of every event here.
 #[cfg(feature = "tracing")]
@@ -24,10 +24,17 @@ pub(crate) fn starting(backend: &str, generation: u64) {
     tracing::info!(target: TARGET, parent: None, backend, generation, "starting");
 }
 
-/// It serves calls, `took` after its start began.
-pub(crate) fn ready(backend: &str, generation: u64, took: Duration) {
+/// It serves calls.
+pub(crate) fn ready(backend: &str, generation: u64, times: StartTimes) {
     #[cfg(feature = "tracing")]
-    tracing::info!(target: TARGET, parent: None, backend, generation, took_ms = millis(took), "ready");
+    tracing::info!(
+        target: TARGET, parent: None,
+        backend,
+        generation,
+        took_ms = millis(times.took),
+        waited_ms = millis(times.waited),
+        "ready"
+    );
 }
 
 /// It was tried and could not be started; the next trial is due after `retry_after`.
@@ -48,8 +55,14 @@ pub(crate) fn start_refused(backend: &str, error: &Error) {
     tracing::warn!(target: TARGET, parent: None, backend, error = format_args!("{error:#}"), "start refused");
 }
 
-/// A policy closed it, `idle` after its last use.
-pub(crate) fn evicted(backend: &str, generation: u64, reason: Eviction, idle: Option<Duration>) {
+/// A policy closed it, `idle` after its last use, for a start of `room_for` if it needed the room.
+pub(crate) fn evicted(
+    backend: &str,
+    generation: u64,
+    reason: Eviction,
+    idle: Option<Duration>,
+    room_for: Option<&str>,
+) {
     #[cfg(feature = "tracing")]
     tracing::info!(
         target: TARGET, parent: None,
@@ -57,6 +70,7 @@ pub(crate) fn evicted(backend: &str, generation: u64, reason: Eviction, idle: Op
         generation,
         reason = reason.as_str(),
         idle_ms = idle.map(millis),
+        room_for,
         "evicted"
     );
 }

@@ -152,6 +152,7 @@ where
             start,
             replaces: None,
             room: None,
+            course: Arc::default(),
         };
         MakeKept {
             making: intent.scope(|| self.maker.call(target)),

@@ -85,7 +85,7 @@
 //!
 //! None is on by default. `coalesce`, `lazy-start`, `idle-evict` and `ceiling` are the layers; `http`,
 //! `client` (hyper-util's), `process` and `grpc` are backends and what goes with them; `tokio` and `smol`
-//! are runtimes; `util` is [`ServiceBuilderExt`], `test-util` is [`test_util`], `full` is all of them. The
+//! are runtimes; `serde` serializes status and statistics; `util` is [`ServiceBuilderExt`], `test-util` is [`test_util`], `full` is all of them. The
 //! example above needs `lazy-start`, `idle-evict`, `ceiling` and `tokio`.
 #![forbid(unsafe_code)]
 // Under loom only the modules it runs are built, by tests/loom.rs.
@@ -129,6 +129,8 @@ mod lifecycle;
 mod matches;
 mod notices;
 mod runtime;
+#[cfg(feature = "serde")]
+mod serialize;
 mod sync;
 mod target;
 mod usage;
@@ -171,7 +173,7 @@ pub use crate::{
     lease::{Leased, LeasedFuture},
     matches::{Matches, Nothing},
     runtime::{BoxFuture, Runtime},
-    target::{Named, Target},
+    target::{Named, Queued, Target},
     usage::Eviction,
 };
 #[cfg(feature = "lazy-start")]
@@ -180,7 +182,7 @@ pub use crate::{
     group::Group,
     keep::KeepLayer,
     keyed::{Keyed, KeyedLayer},
-    lazy_start::{Handle, LazyStart, LazyStartLayer, State, Status},
+    lazy_start::{Handle, LazyStart, LazyStartLayer, StartTimes, State, Status},
 };
 
 /// The examples of the README are tests.

@@ -45,6 +45,8 @@ pub(crate) enum Closed {
 pub(crate) struct Notices {
     /// Set once, after `CLOSED`.
     closed: Option<Closed>,
+    /// The backend whose start needs its room.
+    room_for: Option<Arc<str>>,
     watching: Vec<(Weak<dyn Watch>, u64)>,
     /// Those who wait for `closed`.
     closing: Wakers,
@@ -225,6 +227,16 @@ impl Usage {
         }
     }
 
+    /// The backend whose start needed its room, once it was evicted for that.
+    pub(crate) fn room_for(&self) -> Option<Arc<str>> {
+        lock(&self.notices).room_for.clone()
+    }
+
+    /// It may be evicted for a start of `whom`.
+    pub(crate) fn set_room_for(&self, whom: Option<Arc<str>>) {
+        lock(&self.notices).room_for = whom;
+    }
+
     pub(crate) fn tell_closed(&self, how: Closed, drained: bool) {
         let mut notices = lock(&self.notices);
         notices.closed = Some(how);
@@ -272,7 +284,7 @@ pub(crate) struct Telling {
 }
 
 pub(crate) enum Tell {
-    Closed(Eviction),
+    Closed(Eviction, Option<Arc<str>>),
     Reopened,
 }
 
@@ -284,8 +296,13 @@ impl Telling {
 
 impl Drop for Telling {
     fn drop(&mut self) {
-        match self.what {
-            Tell::Closed(why) => self.usage.tell_closed(Closed::Evicted(why), true),
+        match &mut self.what {
+            Tell::Closed(why, whom) => {
+                if *why == Eviction::Room {
+                    self.usage.set_room_for(whom.take());
+                }
+                self.usage.tell_closed(Closed::Evicted(*why), true);
+            }
             Tell::Reopened => {
                 let wake = lock(&self.usage.notices).yielding.take();
                 wake.wake();

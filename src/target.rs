@@ -3,12 +3,16 @@
 use std::{
     any::Any,
     cell::RefCell,
+    fmt,
     ops::Deref,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
+
+use crate::sync::lock;
 
 /// What a backend is started from, with the name that errors, events and status give it.
 ///
@@ -110,6 +114,81 @@ pub(crate) struct Intent {
     pub(crate) replaces: Option<StartId>,
     /// The room of an instance that is gone, for this one to take over.
     pub(crate) room: Option<Room>,
+    /// Where the start stands.
+    pub(crate) course: Arc<Course>,
+}
+
+/// A start's place in the line for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Queued {
+    /// The place: 1 is the next to be served.
+    pub place: usize,
+    /// What those before it weigh, in the units of the ceiling's limit.
+    pub ahead: u64,
+    /// How long it has waited.
+    #[cfg_attr(
+        feature = "serde",
+        serde(
+            rename = "waited_seconds",
+            serialize_with = "crate::serialize::seconds"
+        )
+    )]
+    pub waited: Duration,
+}
+
+/// Where a start stands, as the layers beneath tell its starter while it is under way.
+#[derive(Default)]
+pub(crate) struct Course(Mutex<Waits>);
+
+#[derive(Default)]
+struct Waits {
+    /// Where it waits for room now.
+    line: Option<Arc<dyn Line>>,
+    /// How long it has waited before.
+    waited: Duration,
+}
+
+/// A place in a line.
+pub(crate) trait Line: Send + Sync {
+    /// `None` once it was left.
+    fn queued(&self) -> Option<Queued>;
+}
+
+impl Course {
+    /// It waits for room in `line`.
+    pub(crate) fn waits(&self, line: Arc<dyn Line>) {
+        let old = lock(&self.0).line.replace(line);
+        drop(old);
+    }
+
+    /// It has room, after it waited so long for it.
+    pub(crate) fn admitted(&self, waited: Duration) {
+        let mut waits = lock(&self.0);
+        waits.waited += waited;
+        let line = waits.line.take();
+        drop(waits);
+        drop(line);
+    }
+
+    pub(crate) fn queued(&self) -> Option<Queued> {
+        let line = lock(&self.0).line.clone();
+        line?.queued()
+    }
+
+    pub(crate) fn waited(&self) -> Duration {
+        lock(&self.0).waited
+    }
+}
+
+impl fmt::Debug for Course {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Course")
+            .field("queued", &self.queued())
+            .field("waited", &self.waited())
+            .finish()
+    }
 }
 
 /// Names a start.

@@ -57,6 +57,8 @@ pub(crate) trait Recency: Send + Sync {
 }
 
 /// Why an instance must not be used any more.
+///
+/// With the feature `serde` it is [its word](Self::as_str).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Eviction {
@@ -196,12 +198,22 @@ impl Usage {
     /// Closes the instance for `why` if the word is still the one `seen`, which must be idle. For those
     /// who decide under a lock: what comes back tells everybody, and must be dropped outside of it.
     pub(crate) fn start_closing(self: &Arc<Self>, seen: Look, why: Eviction) -> Option<Telling> {
+        self.start_closing_for(seen, why, None)
+    }
+
+    /// The same, with the name of the backend whose start needs the room.
+    pub(crate) fn start_closing_for(
+        self: &Arc<Self>,
+        seen: Look,
+        why: Eviction,
+        whom: Option<Arc<str>>,
+    ) -> Option<Telling> {
         debug_assert!(seen.is_idle());
         let closed = (seen.0 | CLOSED) & !(WANTED | YIELDING);
         self.word
             .compare_exchange(seen.0, closed, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
-        Some(Telling::new(self.clone(), Tell::Closed(why)))
+        Some(Telling::new(self.clone(), Tell::Closed(why, whom)))
     }
 
     /// Closes the instance at once: uses in progress go on, no new one begins. False if it was closed.

@@ -36,6 +36,8 @@ mod ceiling {
     mod room;
     #[path = "../../src/ceiling/state.rs"]
     mod state;
+    #[path = "../../src/ceiling/status.rs"]
+    mod status;
     #[path = "../../src/ceiling/victims.rs"]
     mod victims;
 }

@@ -1,174 +1,18 @@
-//! What is told of a backend's life, as `docs/observability.md` has it.
+//! What a host is told of its backends: events, snapshots, metrics.
 
 mod support;
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    sync::{Arc, Mutex},
-};
+/// `cargo test observability` runs them by this name.
+mod observability {
+    mod events;
+    mod snapshots;
 
-use support::{World, ms, secs};
-use tower::{ServiceBuilder, ServiceExt};
-use tower_on_demand::{CeilingLayer, IdleEvict, LazyStartLayer, UntilResponse, test_util};
-use tracing::field::{Field, Visit};
-use tracing_subscriber::{
-    layer::{Context, SubscriberExt},
-    registry::LookupSpan,
-};
-
-/// One event: its message, and its other fields as `name=value`.
-#[derive(Debug, Clone, Default)]
-struct Event {
-    message: String,
-    fields: Vec<(String, String)>,
-}
-
-impl Event {
-    fn field(&self, name: &str) -> &str {
-        let found = self.fields.iter().find(|(field, _)| field == name);
-        &found.unwrap_or_else(|| panic!("no {name} in {self:?}")).1
-    }
-}
-
-impl Visit for Event {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let value = format!("{value:?}");
-        match field.name() {
-            "message" => self.message = value,
-            name => self.fields.push((name.to_owned(), value)),
-        }
-    }
-}
-
-/// Keeps the events of the layers.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<Event>>>);
-
-impl<S> tracing_subscriber::Layer<S> for Log
-where
-    S: tracing::Subscriber + for<'span> LookupSpan<'span>,
-{
-    fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
-        if event.metadata().target() == "tower_on_demand" {
-            assert!(context.event_span(event).is_none(), "a caller's span");
-            let mut seen = Event::default();
-            event.record(&mut seen);
-            self.0.lock().expect("whole").push(seen);
-        }
-    }
-}
-
-impl Log {
-    fn messages(&self) -> Vec<String> {
-        let events = self.0.lock().expect("whole");
-        events.iter().map(|event| event.message.clone()).collect()
-    }
-
-    fn last(&self, message: &str) -> Event {
-        let events = self.0.lock().expect("whole");
-        let found = events.iter().rev().find(|event| event.message == message);
-        found.unwrap_or_else(|| panic!("no {message:?}")).clone()
-    }
-}
-
-#[test]
-fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::registry().with(log.clone());
-    let _told = tracing::subscriber::set_default(subscriber);
-
-    let callers = tracing::info_span!("a caller's");
-    let _entered = callers.enter();
-
-    let (runtime, clock) = test_util::runtime(1);
-    let world = World::new(&runtime);
-    let ceiling = CeilingLayer::new(runtime.clone(), 2).wait(secs(1));
-    let (evictable, sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
-    runtime.spawn(sweeper.run());
-    let stack = |name: &str| {
-        ServiceBuilder::new()
-            .layer(LazyStartLayer::new(runtime.clone(), name.to_owned()))
-            .layer(evictable.clone().idle_after(secs(60)))
-            .layer(ceiling.clone())
-            .service(world.maker())
-    };
-    let a = stack("a");
-    let call = |takes| clock.block_on(a.clone().oneshot(takes));
-
-    for _ in 0..100 {
-        call(ms(0)).expect("served");
-    }
-    assert_eq!(log.messages(), ["starting", "ready"]);
-    assert_eq!(log.last("ready").field("backend"), "\"a\"");
-    assert_eq!(log.last("ready").field("took_ms"), "10");
-
-    clock.block_on(a.handle().reload(None)).expect("reloaded");
-    assert_eq!(log.last("reloaded").field("generation"), "2");
-
-    clock.advance(secs(61));
-    let evicted = log.last("evicted");
-    assert_eq!(
-        (evicted.field("reason"), evicted.field("idle_ms")),
-        ("\"idle\"", "60000")
-    );
-    assert_eq!(log.last("stopped").field("took_ms"), "10");
-
-    call(ms(0)).expect("served");
-    world.kill("a");
-    clock.advance(secs(1));
-    assert!(log.last("died").field("error").contains("signal 9"));
-
-    world.plan("a", |plan| plan.failing = 1);
-    call(ms(0)).expect_err("it fails");
-    let failed = log.last("start failed");
-    assert!(
-        failed.field("error").contains("exit status 1"),
-        "{failed:?}"
-    );
-    let window: u64 = failed.field("retry_after_ms").parse().expect("a number");
-    assert!((75..=100).contains(&window));
-    clock.advance(secs(1));
-
-    let (b, c) = (stack("b"), stack("c"));
-    let busy = [&a, &b].map(|stack| clock.spawn(stack.clone().oneshot(secs(30))));
-    clock.advance(ms(100));
-    clock
-        .block_on(c.clone().oneshot(ms(0)))
-        .expect_err("no room");
-    assert!(log.last("start refused").field("error").contains("no room"));
-    clock.advance(secs(30));
-    drop(busy);
-
-    world.plan("a", |plan| plan.stop_hangs = true);
-    clock.block_on(a.handle().stop()).expect("stopped");
-    assert_eq!(log.last("stopping").field("backend"), "\"a\"");
-    call(ms(0)).expect("served");
-    clock.block_on(a.handle().stop()).expect("given up");
-    assert!(log.last("stop failed").field("error").contains("30s"));
-
-    // The table names what is told, and nothing else is told.
-    let table = std::fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/docs/observability.md"
-    ))
-    .expect("the table");
-    let named: BTreeSet<_> = table
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
-        .map(|(message, _)| message.to_owned())
-        .collect();
-    let told: BTreeSet<_> = log.messages().into_iter().collect();
-    assert_eq!(named, told);
-    let events = log.0.lock().expect("whole");
-    for event in events.iter() {
-        let row = table
-            .lines()
-            .find(|line| line.starts_with(&format!("| `{}`", event.message)))
-            .expect("a row");
-        for (name, _) in &event.fields {
-            let listed = name == "backend" || row.contains(&format!("`{name}`"));
-            assert!(listed, "{name} of {:?} is not in the table", event.message);
-        }
+    /// A section of `docs/observability.md`.
+    fn section(title: &str) -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/observability.md");
+        let text = std::fs::read_to_string(path).expect("the document");
+        let mut sections = text.split("\n## ");
+        let found = sections.find_map(|it| it.strip_prefix(title)?.strip_prefix('\n'));
+        found.expect("the section").to_owned()
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -17,13 +17,14 @@ use super::{
     error::MakeError,
     layer::Options,
     occupied::Occupied,
-    room::{Asked, Permit, Place},
+    queue::Rank,
+    room::{Asked, Permit, Place, Room},
 };
 use crate::{
     backend::Backend,
     error::Error,
     runtime::Runtime,
-    target::{Intent, within_room},
+    target::{Intent, Line, Queued, within_room},
 };
 
 /// The response future of [`Ceiling`](super::Ceiling).
@@ -79,12 +80,30 @@ impl Drop for Held {
 
 struct Waiting {
     place: Place,
+    began: Instant,
     runtime: Runtime,
     deadline: Timer,
     patience: Timer,
     /// For what time alone will change.
     look: Timer,
     look_at: Option<u64>,
+}
+
+/// Where a start stands in line.
+struct Spot {
+    room: Weak<Room>,
+    rank: Rank,
+}
+
+impl Line for Spot {
+    fn queued(&self) -> Option<Queued> {
+        let (before, ahead, waited) = self.room.upgrade()?.queued(self.rank)?;
+        Some(Queued {
+            place: before + 1,
+            ahead,
+            waited,
+        })
+    }
 }
 
 /// A point in time, and its timer once it was polled.
@@ -130,9 +149,14 @@ where
             },
             Asked::Waiting(place) => {
                 let now = options.runtime.now();
+                if let Some(intent) = &intent {
+                    let (room, rank) = place.spot();
+                    intent.course.waits(Arc::new(Spot { room, rank }));
+                }
                 let patience = options.yield_after.and_then(|after| now.checked_add(after));
                 let waiting = Waiting {
                     place,
+                    began: now,
                     runtime: options.runtime.clone(),
                     deadline: Timer::at(now.checked_add(options.wait)),
                     patience: Timer::at(patience),
@@ -207,6 +231,11 @@ where
                 }
                 StateProj::Waiting { waiting, start } => match ready!(waiting.poll(cx)) {
                     Ok(permit) => {
+                        if let Some(intent) = intent {
+                            let now = waiting.runtime.now();
+                            let waited = now.saturating_duration_since(waiting.began);
+                            intent.course.admitted(waited);
+                        }
                         let start = start.take();
                         this.state.set(State::Admitted {
                             start,

@@ -40,6 +40,8 @@ pub(super) struct Holder {
     pub(super) weight: u64,
     pub(super) class: Class,
     pub(super) start: Option<u64>,
+    /// The backend's.
+    pub(super) name: Option<Arc<str>>,
     /// Its room stays when it leaves: its successor is about to start.
     reserved: bool,
     /// There is an instance, or was one.
@@ -92,6 +94,7 @@ impl Holders {
         &mut self,
         weight: u64,
         start: Option<u64>,
+        name: Option<Arc<str>>,
         residency: u64,
         now: u64,
     ) -> Id {
@@ -107,6 +110,7 @@ impl Holders {
             weight,
             class: Class::Starting,
             start,
+            name,
             reserved: false,
             made: false,
             since: now,

@@ -12,6 +12,7 @@ use super::{
     room::Room,
     service::Ceiling,
     state::Occupancy,
+    status::Status,
     weight::{By, Fixed, SaysWeight, Unweighed},
 };
 use crate::{runtime::Runtime, usage::Recency};
@@ -258,6 +259,13 @@ impl<W> CeilingLayer<W> {
     /// How the room stands now.
     pub fn occupancy(&self) -> Occupancy {
         self.room.occupancy()
+    }
+
+    /// Who holds the room now, and who waits for it.
+    ///
+    /// It looks at every holder: for people and dashboards, not for each call.
+    pub fn status(&self) -> Status {
+        self.room.status()
     }
 }
 

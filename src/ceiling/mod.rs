@@ -11,6 +11,7 @@ mod queue;
 mod room;
 mod service;
 mod state;
+mod status;
 mod victims;
 mod weight;
 
@@ -21,5 +22,6 @@ pub use self::{
     occupied::Occupied,
     service::Ceiling,
     state::Occupancy,
+    status::{Holding, Phase, Status, Waiting},
     weight::{By, Fixed, SaysWeight, Unweighed, Weigh},
 };

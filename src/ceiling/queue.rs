@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, task::Waker};
 
 use super::holders::Id;
-use crate::{error::Error, sync::Slab};
+use crate::{
+    error::Error,
+    sync::{Arc, Slab},
+};
 
 /// A place in line: the head start of those who go first, then arrival.
 pub(super) type Rank = (bool, u64);
@@ -11,6 +14,8 @@ pub(super) type Rank = (bool, u64);
 pub(super) struct Waiter {
     pub(super) weight: u64,
     pub(super) start: Option<u64>,
+    /// The backend's.
+    pub(super) name: Option<Arc<str>>,
     pub(super) replaces: Option<u64>,
     pub(super) strict: bool,
     pub(super) residency: u64,
@@ -79,6 +84,22 @@ impl Queue {
         })
     }
 
+    /// All in line, the next first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter> {
+        self.order.values().map(|key| &self.waiters[*key])
+    }
+
+    /// The one who is in line at `rank`, with how many are before it and what they weigh.
+    pub(super) fn at(&self, rank: Rank) -> Option<(&Waiter, usize, u64)> {
+        let key = self.order.get(&rank)?;
+        let (mut before, mut weight) = (0, 0_u64);
+        for (_, key) in self.order.range(..rank) {
+            before += 1;
+            weight = weight.saturating_add(self.waiters[*key].weight);
+        }
+        Some((&self.waiters[*key], before, weight))
+    }
+
     /// Takes `key` out of the line with its answer. Gives back whom to wake.
     #[must_use]
     pub(super) fn answer(&mut self, key: usize, outcome: Outcome) -> Option<Waker> {
@@ -111,6 +132,7 @@ impl Waiter {
         Self {
             weight,
             start: None,
+            name: None,
             replaces: None,
             strict: false,
             residency: 0,

@@ -21,12 +21,16 @@
 //!
 //! The lock is never held while anything is woken, told or dropped: see [`Out`].
 
-use std::task::{Poll, Waker};
+use std::{
+    task::{Poll, Waker},
+    time::Duration,
+};
 
 use super::{
     holders::{Class, Id},
-    queue::Outcome,
+    queue::{Outcome, Rank},
     state::{Ask, Occupancy, Out, State, never_fits},
+    status::Status,
 };
 use crate::{
     error::Error,
@@ -81,6 +85,7 @@ impl Room {
             Ok(Err(key)) => Asked::Waiting(Place {
                 room: self.clone(),
                 key: Some(key),
+                rank: state.queue.get(key).rank,
             }),
             Err(error) => Asked::Refused(error),
         })
@@ -110,6 +115,24 @@ impl Room {
         self.with(|state, _, _| state.occupancy())
     }
 
+    pub(super) fn status(&self) -> Status {
+        let now = self.clock.checked();
+        let state = lock(&self.state);
+        let (limit, used) = (state.limit, state.holders.used());
+        let (holders, waiting) = state.status(now);
+        drop(state);
+        Status::new(limit, used, holders, waiting)
+    }
+
+    /// Who waits at `rank`: how many are before it, what they weigh, and since when it waits.
+    pub(super) fn queued(&self, rank: Rank) -> Option<(usize, u64, Duration)> {
+        let now = self.clock.checked();
+        let state = lock(&self.state);
+        let (waiter, before, ahead) = state.queue.at(rank)?;
+        let waited = Duration::from_nanos(now.saturating_sub(waiter.since));
+        Some((before, ahead, waited))
+    }
+
     fn release(&self, id: Id) {
         self.settled(|state, now, out| state.came_back(id, now, out));
     }
@@ -119,9 +142,15 @@ impl Room {
 pub(super) struct Place {
     room: Arc<Room>,
     key: Option<usize>,
+    rank: Rank,
 }
 
 impl Place {
+    /// Its room, and where it is there.
+    pub(super) fn spot(&self) -> (Weak<Room>, Rank) {
+        (self.room.me.clone(), self.rank)
+    }
+
     /// The answer, if there is one.
     pub(super) fn poll(&mut self, waker: &Waker) -> Poll<Result<Permit, Error>> {
         let key = self.key.expect("polled after its answer");

@@ -80,6 +80,7 @@ where
         let urgency = intent.as_ref().map(|intent| intent.urgency);
         let ask = Ask {
             weight: options.weigh.weigh(&target),
+            name: intent.as_ref().map(|intent| intent.name.clone()),
             first: urgency == Some(Urgency::Restart),
             free_only: urgency == Some(Urgency::FreeOnly),
             start: intent.as_ref().map(|intent| intent.start.0),

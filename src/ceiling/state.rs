@@ -5,9 +5,11 @@ use std::{task::Waker, time::Duration};
 use super::{
     holders::{Class, Holder, Holders, Id},
     queue::{Outcome, Queue, Waiter},
+    status::{Counted, Holding, Phase, Waiting},
 };
 use crate::{
     error::{Error, ErrorKind, NoRoom},
+    sync::Arc,
     usage::Telling,
 };
 
@@ -25,9 +27,11 @@ pub(super) struct State {
 
 /// How the room under a ceiling stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Occupancy {
-    /// The limit, in units of weight.
+    /// The limit, in units of weight. Serialized, `u64::MAX` is `null`: there is none.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::serialize::limit"))]
     pub limit: u64,
     /// What is taken of it, by all of the below together.
     pub used: u64,
@@ -44,9 +48,11 @@ pub struct Occupancy {
 }
 
 /// What one start asks for.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Ask {
     pub(super) weight: u64,
+    /// The backend's name.
+    pub(super) name: Option<Arc<str>>,
     /// Before all others.
     pub(super) first: bool,
     /// Takes free room or none.
@@ -109,9 +115,10 @@ impl State {
         if let Some(own) = ask.takes {
             self.came_back(own, now, out);
             if self.fits(ask.weight) == Some(true) {
+                let (start, residency) = (ask.start, ask.residency);
                 let id = self
                     .holders
-                    .admit(ask.weight, ask.start, ask.residency, now);
+                    .admit(ask.weight, start, ask.name, residency, now);
                 self.settle(now, out);
                 return Ok(Ok(id));
             }
@@ -119,6 +126,7 @@ impl State {
         let full = ask.max_waiting.filter(|max| self.queue.len() >= *max);
         let key = self.queue.join(ask.first, |rank| Waiter {
             start: ask.start,
+            name: ask.name,
             replaces: ask.replaces,
             strict: ask.strict || ask.free_only,
             residency: ask.residency,
@@ -215,9 +223,9 @@ impl State {
             if !fits && (waiter.strict || self.blocked_by_own(key) || !self.hopeless()) {
                 return;
             }
-            let id = self
-                .holders
-                .admit(waiter.weight, waiter.start, waiter.residency, now);
+            let (weight, start, name) = (waiter.weight, waiter.start, waiter.name.clone());
+            let residency = waiter.residency;
+            let id = self.holders.admit(weight, start, name, residency, now);
             out.wake(self.queue.answer(key, Outcome::Granted(id)));
         }
     }
@@ -260,7 +268,8 @@ impl State {
             let waiter = self.queue.get(key);
             let (own, impatient) = (waiter.replaces, waiter.impatient);
             need = need.saturating_add(waiter.weight);
-            if stuck.is_none() && self.make_room(need, own, out) {
+            let whom = waiter.name.clone();
+            if stuck.is_none() && self.make_room(need, own, whom.as_ref(), out) {
                 continue;
             }
             if self.blocked_by_own(key) {
@@ -277,7 +286,8 @@ impl State {
             }
             to_yield = (wanted, own.or(to_yield.1));
         }
-        let again = self.yield_room(to_yield.0, to_yield.1, now, out);
+        let whom = stuck.and_then(|key| self.queue.get(key).name.clone());
+        let again = self.yield_room(to_yield.0, to_yield.1, whom.as_ref(), now, out);
         if let Some(stuck) = stuck {
             self.look_later(stuck, out);
         }
@@ -310,6 +320,40 @@ impl State {
             now.busy += usize::from(usage.is_some_and(|usage| usage.look().count() > 0));
         }
         now
+    }
+
+    /// The holders, oldest first, each with what counts its uses, and those in line.
+    pub(super) fn status(&self, now: u64) -> (Vec<Counted>, Vec<Waiting>) {
+        let since = |then: u64| Duration::from_nanos(now.saturating_sub(then));
+        let holders = self.holders.iter().map(|holder| {
+            let holding = Holding {
+                name: holder.name.clone(),
+                weight: holder.weight,
+                phase: match holder.class {
+                    Class::Starting => Phase::Starting,
+                    Class::Leaving => Phase::Stopping,
+                    _ if holder.usage.is_some() => Phase::Idle,
+                    _ => Phase::Uncounted,
+                },
+                pinned: false,
+                held: since(holder.since),
+                in_flight: None,
+                idle: None,
+            };
+            (holding, holder.usage.clone())
+        });
+        let mut ahead: u64 = 0;
+        let waiting = self.queue.iter().map(|waiter| {
+            let before = ahead;
+            ahead = ahead.saturating_add(waiter.weight);
+            Waiting {
+                name: waiter.name.clone(),
+                weight: waiter.weight,
+                ahead: before,
+                waited: since(waiter.since),
+            }
+        });
+        (holders.collect(), waiting.collect())
     }
 
     pub(super) fn no_room(&self, key: usize, now: u64, own: bool) -> Error {

@@ -4,7 +4,10 @@ use super::{
     holders::{Class, Id},
     state::{Out, State},
 };
-use crate::usage::{Eviction, Look};
+use crate::{
+    sync::Arc,
+    usage::{Eviction, Look},
+};
 
 impl State {
     /// Over the limit, whatever is idle goes.
@@ -17,7 +20,7 @@ impl State {
                 };
                 after = Some((key, id));
                 while let Some(look) = self.check(id) {
-                    if self.close(id, look, Eviction::Over, out) {
+                    if self.close(id, look, Eviction::Over, None, out) {
                         break;
                     }
                 }
@@ -25,9 +28,15 @@ impl State {
         }
     }
 
-    /// Closes as many idle ones, coldest first, as bring room for `need`, or none. True if that much
+    /// Closes as many idle ones, coldest first, as bring room for `need`, a start of `whom`'s, or none. True if that much
     /// room is there or on its way.
-    pub(super) fn make_room(&mut self, need: u64, own: Option<u64>, out: &mut Out) -> bool {
+    pub(super) fn make_room(
+        &mut self,
+        need: u64,
+        own: Option<u64>,
+        whom: Option<&Arc<str>>,
+        out: &mut Out,
+    ) -> bool {
         loop {
             let missing = self.missing(need);
             if missing == 0 {
@@ -42,7 +51,7 @@ impl State {
             };
             for (id, look) in chosen {
                 // If somebody claimed it meanwhile, the next round finds it busy.
-                self.close(id, look, Eviction::Room, out);
+                self.close(id, look, Eviction::Room, whom, out);
             }
         }
     }
@@ -102,9 +111,16 @@ impl State {
     }
 
     /// Closes one that is as it was seen. False if it is not any more.
-    fn close(&mut self, id: Id, seen: Look, why: Eviction, out: &mut Out) -> bool {
+    fn close(
+        &mut self,
+        id: Id,
+        seen: Look,
+        why: Eviction,
+        whom: Option<&Arc<str>>,
+        out: &mut Out,
+    ) -> bool {
         let usage = self.holders.get(id).and_then(|it| it.usage.as_ref());
-        let telling = usage.and_then(|usage| usage.start_closing(seen, why));
+        let telling = usage.and_then(|usage| usage.start_closing_for(seen, why, whom.cloned()));
         let closed = telling.is_some();
         if closed {
             self.holders.set_class(id, Class::Leaving);
@@ -150,6 +166,7 @@ impl State {
         &mut self,
         wanted: u64,
         own: Option<u64>,
+        whom: Option<&Arc<str>>,
         now: u64,
         out: &mut Out,
     ) -> bool {
@@ -174,6 +191,7 @@ impl State {
             let Some(usage) = holder.and_then(|holder| holder.usage.as_ref()) else {
                 break;
             };
+            usage.set_room_for(whom.cloned());
             if usage.start_yielding().is_yielding() {
                 self.holders.set_class(id, Class::Yielding);
                 self.yielding.push(id);

@@ -40,6 +40,7 @@ pub struct CoalesceHandle<K> {
 
 /// Counts of an identity space.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Statistics {
     /// Calls that led: inner calls made for whoever asks the same.

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
 
-use super::{registry::Live, service::MakeEvictable};
+use super::{registry::Live, service::MakeEvictable, status::Instance};
 use crate::matches::Nothing;
 
 /// Counts the uses of what is started, and retires what nobody uses.
@@ -89,6 +89,13 @@ impl<H, P> IdleEvictLayer<H, P> {
                 pinned: options.pinned,
             },
         }
+    }
+}
+
+impl<H, P> IdleEvictLayer<H, P> {
+    /// The instances under this layer and its clones, oldest first.
+    pub fn status(&self) -> Vec<Instance> {
+        self.live.0.status()
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::sweep::Retiree;
+use super::{status::Instance, sweep::Retiree};
 use crate::{
     notices::Watch,
     sync::lock,
@@ -189,6 +189,20 @@ impl Registry {
         drop(state);
         drop(telling);
         (retired, gone)
+    }
+
+    /// One reading of each.
+    pub(super) fn status(&self) -> Vec<Instance> {
+        let state = lock(&self.state);
+        let entries = state.entries.values();
+        let entries: Vec<_> = entries
+            .map(|entry| (entry.name.clone(), entry.usage.clone(), entry.bound))
+            .collect();
+        drop(state);
+        let one = |(name, usage, bound): (_, Arc<Usage>, Option<u64>)| {
+            Instance::of(name, &usage, bound.map(Duration::from_nanos))
+        };
+        entries.into_iter().map(one).collect()
     }
 
     /// How many instances there are.

@@ -17,4 +17,4 @@ pub use self::{
     lend::{Lending, Lent},
     service::LazyStart,
 };
-pub use crate::lifecycle::status::{State, Status};
+pub use crate::lifecycle::status::{StartTimes, State, Status};

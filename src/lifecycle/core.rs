@@ -176,7 +176,8 @@ impl<T, B: Backend> Core<T, B> {
             }
         };
         let desk = lock(&self.desk);
-        Status {
+        let course = desk.course.clone();
+        let mut status = Status {
             name: self.config.name.clone(),
             state: desk.shown(&self.config.policy, now),
             generation: desk.generation,
@@ -186,14 +187,20 @@ impl<T, B: Backend> Core<T, B> {
                 .as_ref()
                 .map(|usage| Duration::from_nanos(usage.now().saturating_sub(usage.ended()))),
             waiting: desk.waiting(),
+            queued: None,
+            last_start: desk.last_start,
             starts: desk.counts.starts,
             restarts: desk.counts.restarts,
             reloads: desk.counts.reloads,
             evictions: desk.counts.evictions,
             last_eviction: desk.last_eviction,
+            evicted_for: desk.evicted_for.clone(),
             crashes: desk.counts.crashes,
             last_error: desk.last_error.clone(),
-        }
+        };
+        drop(desk);
+        status.queued = course.and_then(|course| course.queued());
+        status
     }
 }
 

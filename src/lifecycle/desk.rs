@@ -5,6 +5,7 @@
 use std::{
     collections::VecDeque,
     mem,
+    sync::Arc,
     task::Waker,
     time::{Duration, Instant},
 };
@@ -17,12 +18,12 @@ use super::{
     entrance::Verdict,
     instance::Handed,
     maker::Make,
-    status::State,
+    status::{StartTimes, State},
 };
 use crate::{
     backend::Backend,
     error::{Error, ErrorKind},
-    target::Urgency,
+    target::{Course, Urgency},
     usage::Eviction,
     wakers::WakeList,
 };
@@ -68,6 +69,10 @@ pub(crate) struct Desk<T, B: Backend> {
     pub(crate) history: History,
     pub(crate) last_error: Option<Error>,
     pub(crate) last_eviction: Option<Eviction>,
+    pub(crate) evicted_for: Option<Arc<str>>,
+    pub(crate) last_start: Option<StartTimes>,
+    /// Where its start stands.
+    pub(crate) course: Option<Arc<Course>>,
     /// The owner's task, to be woken by orders.
     pub(crate) owner: Option<Waker>,
 
@@ -134,6 +139,9 @@ impl<T, B: Backend> Desk<T, B> {
             history: History::default(),
             last_error: None,
             last_eviction: None,
+            evicted_for: None,
+            last_start: None,
+            course: None,
             owner: None,
             tickets: Slab::new(),
             waiting: 0,

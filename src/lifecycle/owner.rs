@@ -18,7 +18,7 @@ use super::{
     instance::{Handed, Instance, Lender},
     maker::{Caught, discard, panicked},
     reload::Reloaded,
-    status::State,
+    status::{StartTimes, State},
 };
 use crate::{
     backend::{Backend, Retired},
@@ -171,6 +171,8 @@ where
                     ..self::intent(&core, urgency, None)
                 };
                 let start = intent.start;
+                let old = lock(&core.desk).course.replace(intent.course.clone());
+                drop(old);
                 let mut making = supply.maker.make(supply.target.clone(), intent);
                 // What is ordered meanwhile goes before: nothing begins after an order to stop.
                 let unless_stopped = poll_fn(|cx| {
@@ -306,6 +308,12 @@ where
                 desk.counts.restarts += u64::from(self.restarting);
                 desk.history.started();
                 let took = now.saturating_duration_since(desk.since);
+                // A reload tells of its own.
+                let times = self.current.is_none().then(|| StartTimes {
+                    took,
+                    waited: desk.course.take().map_or(Duration::ZERO, |it| it.waited()),
+                });
+                desk.last_start = times.or(desk.last_start);
                 let shown = desk.enter(State::Running, now);
                 let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
                 let old = slot.replace(lender);
@@ -317,9 +325,8 @@ where
                 if let Some(bound) = idle_after {
                     instance.usage.set_idle_after(bound);
                 }
-                // A reload tells of its own.
-                if self.current.is_none() {
-                    events::ready(&core.config.name, instance.generation, took);
+                if let Some(times) = times {
+                    events::ready(&core.config.name, instance.generation, times);
                 }
                 told.wake();
                 shown.wake();
@@ -426,6 +433,7 @@ pub(super) fn intent<T, B: Backend>(
         start: StartId::next(),
         replaces,
         room: None,
+        course: Arc::default(),
     }
 }
 

@@ -21,6 +21,7 @@ use crate::{
     error::{Clock, Error, ErrorKind},
     events,
     sync::lock,
+    usage::Eviction,
     wakers::WakeList,
 };
 
@@ -34,10 +35,15 @@ where
     pub(super) fn unpublish(&mut self, end: &End) {
         let core = &*self.core;
         let now = core.runtime.now();
+        let usage = self.current.as_ref().map(|instance| &instance.usage);
+        let room_for = match end {
+            End::Evicted(Eviction::Room | Eviction::Yield) => usage.and_then(|it| it.room_for()),
+            _ => None,
+        };
         let mut desk = lock(&core.desk);
         let lived = now.saturating_duration_since(desk.since);
         let generation = desk.generation;
-        let mut old_error = None;
+        let (mut old_error, mut old_for) = (None, None);
         match end {
             End::Died(error) => {
                 desk.counts.crashes += 1;
@@ -49,6 +55,7 @@ where
             End::Evicted(why) => {
                 desk.counts.evictions += 1;
                 desk.last_eviction = Some(*why);
+                old_for = mem::replace(&mut desk.evicted_for, room_for.clone());
                 desk.history.good_life();
             }
             End::Halted => desk.history.good_life(),
@@ -60,15 +67,15 @@ where
         let last_error = desk.last_error.clone();
         drop(desk);
         drop(instance);
-        drop(old_error);
+        drop((old_error, old_for));
         let name = &core.config.name;
         match (end, last_error) {
             (End::Died(_), Some(error)) => events::died(name, generation, &error, lived),
             (End::Died(_), None) | (End::Halted, _) => events::stopping(name, generation),
             (End::Evicted(why), _) => {
-                let usage = self.current.as_ref().map(|instance| &instance.usage);
                 let idle = usage.map(|usage| usage.now().saturating_sub(usage.ended()));
-                events::evicted(name, generation, *why, idle.map(Duration::from_nanos));
+                let idle = idle.map(Duration::from_nanos);
+                events::evicted(name, generation, *why, idle, room_for.as_deref());
             }
         }
         told.wake();

@@ -133,8 +133,21 @@ pub enum Retired {
 pub enum Stopped {
     /// Nothing: it holds no resource any more.
     Gone,
+    /// Nothing, for it was killed: it did not stop in its time.
+    Killed,
     /// It goes when the last lease is dropped.
     WithTheLastLease,
+}
+
+impl Stopped {
+    /// The way in one word, for logs and labels.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Stopped::Gone => "graceful",
+            Stopped::Killed => "killed",
+            Stopped::WithTheLastLease => "dropped",
+        }
+    }
 }
 
 /// A cloneable service as a [`Backend`]: each lease is a clone, and dropping the last clone is what

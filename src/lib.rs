@@ -78,6 +78,7 @@
 //! | a backend that is no service: a pool, a session | [`LazyStart::lend`], [`Backend`] |
 //! | backends known only at run time, by a key of the request | [`KeyedLayer`] |
 //! | orders from outside: start, stop, reload, status | [`Handle`], [`Group`] |
+//! | what happens meanwhile: events, metrics, snapshots | [`metrics`], [`Group::status`], [`ceiling::Status`] |
 //! | what went wrong, and whether to try again | [`Error`], [`ErrorKind`] |
 //! | tests of your own stack, on a virtual clock | [`test_util`] |
 //!
@@ -85,7 +86,7 @@
 //!
 //! None is on by default. `coalesce`, `lazy-start`, `idle-evict` and `ceiling` are the layers; `http`,
 //! `client` (hyper-util's), `process` and `grpc` are backends and what goes with them; `tokio` and `smol`
-//! are runtimes; `serde` serializes status and statistics; `util` is [`ServiceBuilderExt`], `test-util` is [`test_util`], `full` is all of them. The
+//! are runtimes; `tracing` and [`metrics`] tell what happens; `serde` serializes status and statistics; `util` is [`ServiceBuilderExt`], `test-util` is [`test_util`], `full` is all of them. The
 //! example above needs `lazy-start`, `idle-evict`, `ceiling` and `tokio`.
 #![forbid(unsafe_code)]
 // Under loom only the modules it runs are built, by tests/loom.rs.
@@ -108,7 +109,7 @@ pub mod coalesce;
 #[cfg(feature = "process")]
 mod counted;
 mod error;
-#[cfg(feature = "lazy-start")]
+#[cfg(any(feature = "ceiling", feature = "lazy-start"))]
 mod events;
 #[cfg(feature = "lazy-start")]
 mod group;
@@ -127,6 +128,9 @@ mod lease;
 #[cfg(feature = "lazy-start")]
 mod lifecycle;
 mod matches;
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub mod metrics;
 mod notices;
 mod runtime;
 #[cfg(feature = "serde")]

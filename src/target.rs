@@ -163,8 +163,8 @@ impl Course {
         drop(old);
     }
 
-    /// It has room, after it waited so long for it.
-    pub(crate) fn admitted(&self, waited: Duration) {
+    /// It has waited so long for room, and is out of line.
+    pub(crate) fn waited_for_room(&self, waited: Duration) {
         let mut waits = lock(&self.0);
         waits.waited += waited;
         let line = waits.line.take();

@@ -5,7 +5,9 @@ mod support;
 /// `cargo test observability` runs them by this name.
 mod observability {
     mod events;
+    mod metrics;
     mod snapshots;
+    mod spans;
 
     /// A section of `docs/observability.md`.
     fn section(title: &str) -> String {

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     backend::Backend,
     error::Error,
+    events,
     runtime::Runtime,
     target::{Intent, Line, Queued, within_room},
 };
@@ -139,6 +140,7 @@ where
         target: T,
         intent: Option<Intent>,
         options: &Options<W>,
+        weight: u64,
     ) -> Self {
         let start = Some((maker, target));
         let state = match asked {
@@ -151,7 +153,12 @@ where
                 let now = options.runtime.now();
                 if let Some(intent) = &intent {
                     let (room, rank) = place.spot();
-                    intent.course.waits(Arc::new(Spot { room, rank }));
+                    let spot = Arc::new(Spot { room, rank });
+                    // It may have been served since.
+                    if let Some(queued) = spot.queued() {
+                        events::waits_for_room(&intent.name, weight, queued);
+                    }
+                    intent.course.waits(spot);
                 }
                 let patience = options.yield_after.and_then(|after| now.checked_add(after));
                 let waiting = Waiting {
@@ -229,24 +236,28 @@ where
                     this.state.set(State::Done);
                     return refused(error);
                 }
-                StateProj::Waiting { waiting, start } => match ready!(waiting.poll(cx)) {
-                    Ok(permit) => {
-                        if let Some(intent) = intent {
-                            let now = waiting.runtime.now();
-                            let waited = now.saturating_duration_since(waiting.began);
-                            intent.course.admitted(waited);
+                StateProj::Waiting { waiting, start } => {
+                    let answer = ready!(waiting.poll(cx));
+                    if let Some(intent) = intent {
+                        let now = waiting.runtime.now();
+                        let waited = now.saturating_duration_since(waiting.began);
+                        intent.course.waited_for_room(waited);
+                        events::waited_for_room(&intent.name, waited, answer.is_ok());
+                    }
+                    match answer {
+                        Ok(permit) => {
+                            let start = start.take();
+                            this.state.set(State::Admitted {
+                                start,
+                                permit: Some(permit),
+                            });
                         }
-                        let start = start.take();
-                        this.state.set(State::Admitted {
-                            start,
-                            permit: Some(permit),
-                        });
+                        Err(error) => {
+                            this.state.set(State::Done);
+                            return refused(error);
+                        }
                     }
-                    Err(error) => {
-                        this.state.set(State::Done);
-                        return refused(error);
-                    }
-                },
+                }
                 StateProj::Admitted { start, permit } => {
                     if let Some((maker, _)) = start {
                         if let Err(error) = ready!(maker.poll_ready(cx)) {

@@ -18,7 +18,7 @@ use crate::{
 
 /// An instance with the room it holds under a ceiling.
 ///
-/// The room comes back when its `stop` says that it is [gone](Stopped::Gone); otherwise when it is
+/// The room comes back when its `stop` says that it is [gone](Stopped::Gone), or was [killed](Stopped::Killed); otherwise when it is
 /// dropped and the last use of it has ended. Not `Clone`: an instance holds its room once.
 pub struct Occupied<B: Backend> {
     /// Taken when it is dropped.
@@ -78,7 +78,7 @@ impl<B: Backend> Backend for Occupied<B> {
         let permit = self.permit.clone();
         async move {
             let stopped = stop.await;
-            if stopped == Stopped::Gone {
+            if stopped != Stopped::WithTheLastLease {
                 drop(permit.take());
             }
             stopped

@@ -100,9 +100,9 @@ where
             strict: options.strict,
             residency: nanos(options.min_residency),
         };
-        let maker = self.maker.clone();
+        let (maker, weight) = (self.maker.clone(), ask.weight);
         let asked = self.room.ask(ask);
-        ResponseFuture::new(asked, maker, target, intent, options)
+        ResponseFuture::new(asked, maker, target, intent, options, weight)
     }
 }
 

@@ -52,24 +52,34 @@ pub(crate) async fn drain(
     .await;
 }
 
-/// Stops the instance and drops it. True if it is gone, false if it goes with its last lease. The error
-/// is for the status: it did not stop as it should.
+/// How an instance has ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ended {
+    pub(crate) way: Stopped,
+    /// It is gone; else it goes with its last lease.
+    pub(crate) gone: bool,
+}
+
+/// Stops the instance and drops it. The error is for the status: it did not stop as it should.
 pub(crate) async fn stop<B: Backend>(
     runtime: &Runtime,
     instance: Arc<Instance<B>>,
     bound: Option<Duration>,
-) -> Result<bool, Error> {
+) -> Result<Ended, Error> {
     let bound = bound.unwrap_or_else(|| instance.backend.stop_within());
     let stopped = within(runtime, bound, Caught::call(|| instance.backend.stop())).await;
     let usage = instance.usage.clone();
     if matches!(stopped, Some(Ok(Stopped::WithTheLastLease))) && !usage.look().is_drained() {
         // What a cut call still holds, the instance holds with it: room, for one.
         usage.hold_until_drained(Box::new(instance));
-        return Ok(false);
+        return Ok(Ended {
+            way: Stopped::WithTheLastLease,
+            gone: false,
+        });
     }
     let dropped = discard(instance);
     match stopped {
-        Some(Ok(_)) => dropped.map(|()| true),
+        Some(Ok(way)) => dropped.map(|()| Ended { way, gone: true }),
         Some(Err(panicked)) => Err(panicked),
         None => {
             let late: BoxError = format!("stop() had not ended after {bound:?}").into();

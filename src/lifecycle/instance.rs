@@ -12,6 +12,7 @@ use crate::{
     backend::Backend,
     busy::Busy,
     error::{BoxError, Error, ErrorKind},
+    events::Standing,
     runtime::Runtime,
     target::StartId,
     usage::Usage,
@@ -25,6 +26,7 @@ pub(crate) struct Instance<B> {
     /// The backend's own word, or one of ours if its leases do not count themselves.
     pub(crate) usage: Arc<Usage>,
     counted: bool,
+    _alive: Standing,
 }
 
 impl<B: Backend> Instance<B> {
@@ -38,6 +40,7 @@ impl<B: Backend> Instance<B> {
         let own = backend.usage();
         let counted = own.is_some();
         let usage = own.unwrap_or_else(|| Usage::new(runtime.clock()));
+        let _alive = Standing::alive(&name);
         usage.set_name(name);
         Arc::new(Self {
             backend,
@@ -45,6 +48,7 @@ impl<B: Backend> Instance<B> {
             start,
             usage,
             counted,
+            _alive,
         })
     }
 }

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     backend::{Backend, Retired},
     error::{BoxError, Clock, Error, ErrorKind},
-    events,
+    events::{self, Standing},
     sync::lock,
     target::{Intent, Room, StartId, Urgency},
     usage::Eviction,
@@ -117,7 +117,7 @@ where
     // ===== Stopped → Starting =====
 
     /// Stopped → Starting. How urgent it is, and since when somebody waits.
-    fn begin(&mut self) -> (Urgency, Instant) {
+    fn begin(&mut self) -> (Urgency, Instant, Standing) {
         let now = self.core.runtime.now();
         let mut desk = lock(&self.core.desk);
         // Those who asked for it may all have left before it began; a restart nobody asked for.
@@ -134,18 +134,20 @@ where
         let told = desk.enter(State::Starting, now);
         let generation = desk.generation + 1;
         drop(desk);
-        events::starting(&self.core.config.name, generation);
+        let name = &self.core.config.name;
+        let starting = Standing::starting(name);
+        events::starting(name, generation);
         told.wake();
         let supply = self.supply.as_mut().expect("the owner has the supply");
         if let Some(target) = target {
             supply.target = target;
         }
-        (urgency, began)
+        (urgency, began, starting)
     }
 
     /// Waits for admission and makes. A start that fails is told to all who wait now.
     async fn start(&mut self) -> Option<Made<B>> {
-        let (urgency, began) = self.begin();
+        let (urgency, began, _starting) = self.begin();
         let core = self.core.clone();
         let supply = self.supply.as_mut().expect("the owner has the supply");
         let deadline = core.start_deadline(began);
@@ -209,8 +211,11 @@ where
                 self.failed(timeout, urgency);
             }
             // Nobody waits, and it says nothing of the backend's health.
-            Either::Act(Left::Cancelled) => {}
-            Either::Act(Left::Halted) => self.halted(),
+            Either::Act(Left::Cancelled) => self.dropped("abandoned"),
+            Either::Act(Left::Halted) => {
+                self.dropped("stopped");
+                self.halted();
+            }
         }
         None
     }
@@ -265,10 +270,18 @@ where
         if error.is_refusal() {
             events::start_refused(&core.config.name, &error);
         } else {
-            let left = window.map(|window| window.left);
-            events::start_failed(&core.config.name, &error, left);
+            events::start_failed(&core.config.name, &error);
+            if let Some(window) = window {
+                events::backing_off(&core.config.name, window.left);
+            }
         }
         told.wake();
+    }
+
+    /// The start was left before its end.
+    fn dropped(&self, reason: &'static str) {
+        let generation = lock(&self.core.desk).generation + 1;
+        events::start_dropped(&self.core.config.name, generation, reason);
     }
 
     /// A halt met a start: those who waited for it are told, unless it goes up again at once.
@@ -326,7 +339,8 @@ where
                     instance.usage.set_idle_after(bound);
                 }
                 if let Some(times) = times {
-                    events::ready(&core.config.name, instance.generation, times);
+                    let StartTimes { took, waited } = times;
+                    events::ready(&core.config.name, instance.generation, took, waited);
                 }
                 told.wake();
                 shown.wake();
@@ -477,6 +491,7 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         }
         .of(core.config.name.clone());
         let mut desk = lock(&core.desk);
+        let generation = desk.generation + u64::from(desk.state == State::Starting);
         let shown = desk.enter(State::Stopping, core.runtime.now());
         let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
         let lender = slot.take();
@@ -500,5 +515,9 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         drop((owner, reloads, halted));
         told.wake();
         core.rests();
+        // Whoever is told may be what panicked.
+        if !thread::panicking() {
+            events::lost(&core.config.name, generation, &error);
+        }
     }
 }

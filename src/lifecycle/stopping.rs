@@ -17,7 +17,7 @@ use super::{
     status::State,
 };
 use crate::{
-    backend::Backend,
+    backend::{Backend, Stopped},
     error::{Clock, Error, ErrorKind},
     events,
     sync::lock,
@@ -65,6 +65,11 @@ where
         let instance = slot.take();
         drop(slot);
         let last_error = desk.last_error.clone();
+        // A restart has a pause of its own.
+        let window = match end {
+            End::Died(_) if !self.restarting => desk.history.check(&core.config.policy, now).err(),
+            _ => None,
+        };
         drop(desk);
         drop(instance);
         drop((old_error, old_for));
@@ -78,6 +83,9 @@ where
                 events::evicted(name, generation, *why, idle, room_for.as_deref());
             }
         }
+        if let Some(window) = window {
+            events::backing_off(name, window.left);
+        }
         told.wake();
     }
 
@@ -85,7 +93,8 @@ where
     pub(super) async fn end(&mut self, end: End) {
         let core = self.core.clone();
         let instance = self.current.take().expect("it was published");
-        if matches!(end, End::Died(_)) {
+        let died = matches!(end, End::Died(_));
+        if died {
             instance.usage.close_dead();
         } else {
             // Only orders bound it, also those that come while it drains.
@@ -97,33 +106,38 @@ where
             self.room = instance.backend.room();
         }
         let (begun, generation) = (core.runtime.now(), instance.generation);
-        if self.discard(instance).await {
+        if let Some(way) = self.discard(instance).await {
             let took = core.runtime.now().saturating_duration_since(begun);
-            events::stopped(&core.config.name, generation, took);
+            let way = if died { "died" } else { way.as_str() };
+            events::stopped(&core.config.name, generation, took, way);
         }
         if let Some(last) = self.beside.take() {
             self.attend_waiters(last).await;
         }
     }
 
-    /// Stops and drops an instance that nobody uses any more. False if it did not stop as it should.
-    pub(super) async fn discard(&mut self, instance: Arc<Instance<B>>) -> bool {
+    /// Stops and drops an instance that nobody uses any more, and says how it went; `None` if it did not
+    /// stop as it should.
+    pub(super) async fn discard(&mut self, instance: Arc<Instance<B>>) -> Option<Stopped> {
         let core = self.core.clone();
         instance.usage.close_now();
         let generation = instance.generation;
         let bound = core.config.stop_timeout;
         let stopped = ending::stop(&core.runtime, instance, bound);
         let stopped = self.attend_waiters(stopped).await;
-        if !matches!(stopped, Ok(true)) {
+        if !stopped.as_ref().is_ok_and(|ended| ended.gone) {
             // It may be there still, and its room is not its successor's.
             self.room = None;
         }
-        let Err(error) = stopped else { return true };
+        let error = match stopped {
+            Ok(ended) => return Some(ended.way),
+            Err(error) => error,
+        };
         let error = error.of(core.config.name.clone());
         events::stop_failed(&core.config.name, generation, &error);
         let old = lock(&core.desk).last_error.replace(error);
         drop(old);
-        false
+        None
     }
 
     /// Awaits `work`. Those who wait for the next instance are told when their time is up.
@@ -183,13 +197,16 @@ where
         }
         let restarting = self.restarting && desk.keep_running && !desk.is_held_down();
         let room = self.room.take_if(|_| !restarting);
+        let mut pause = None;
         if matches!(next, Next::Rest) && restarting {
             let seed = (
                 core.config.name.clone(),
                 desk.generation,
                 desk.counts.starts,
             );
-            next = Next::StartAfter(desk.history.restart_after(policy, now, seed));
+            let after = desk.history.restart_after(policy, now, seed);
+            pause = Some(after).filter(|after| !after.is_zero());
+            next = Next::StartAfter(after);
         }
         if matches!(next, Next::Rest) {
             let state = match desk.state {
@@ -204,6 +221,9 @@ where
             told.extend(desk.enter(State::Stopped, now));
         }
         drop(desk);
+        if let Some(pause) = pause {
+            events::backing_off(&core.config.name, pause);
+        }
         told.wake();
         drop((stale, room));
         for done in halted {

@@ -36,6 +36,8 @@ pub(super) struct State {
     /// All it printed is read.
     pub(super) drained: bool,
     sick: Option<Error>,
+    /// It did not end in its grace.
+    pub(super) killed: bool,
     gone: bool,
 }
 
@@ -182,6 +184,11 @@ impl Process {
 
     pub(super) fn output(&self) -> &Output {
         &self.inner.output
+    }
+
+    /// Whether it had to be killed.
+    pub(super) fn was_killed(&self) -> bool {
+        self.inner.state.borrow().killed
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -60,9 +60,14 @@ impl Backend for Client {
         self.http.close();
         self.owner.order(Order::Stop);
         let gone = self.owner.process.gone();
+        let process = self.owner.process.clone();
         async move {
             gone.await;
-            Stopped::Gone
+            if process.was_killed() {
+                Stopped::Killed
+            } else {
+                Stopped::Gone
+            }
         }
     }
 

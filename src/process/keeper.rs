@@ -118,6 +118,7 @@ impl Keeper {
                 return exit;
             }
         }
+        self.process.set(|state| state.killed = true);
         self.group.signal(Signal::SIGKILL);
         let killed = timeout(UNKILLABLE, self.group.leader()).await;
         match killed {

@@ -20,6 +20,7 @@ use crate::support::{World, ms, secs};
 /// One event: its message, and its other fields as `name=value`.
 #[derive(Debug, Clone, Default)]
 struct Event {
+    level: String,
     message: String,
     fields: Vec<(String, String)>,
 }
@@ -49,10 +50,12 @@ impl<S> tracing_subscriber::Layer<S> for Log
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
-    fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         if event.metadata().target() == "tower_on_demand" {
-            assert!(context.event_span(event).is_none(), "a caller's span");
-            let mut seen = Event::default();
+            let mut seen = Event {
+                level: event.metadata().level().as_str().to_lowercase(),
+                ..Event::default()
+            };
             event.record(&mut seen);
             self.0.lock().expect("whole").push(seen);
         }
@@ -77,9 +80,6 @@ fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
     let log = Log::default();
     let subscriber = tracing_subscriber::registry().with(log.clone());
     let _told = tracing::subscriber::set_default(subscriber);
-
-    let callers = tracing::info_span!("a caller's");
-    let _entered = callers.enter();
 
     let (runtime, clock) = test_util::runtime(1);
     let world = World::new(&runtime);
@@ -126,7 +126,9 @@ fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
         failed.field("error").contains("exit status 1"),
         "{failed:?}"
     );
-    let window: u64 = failed.field("retry_after_ms").parse().expect("a number");
+    assert_eq!(failed.field("kind"), "\"start_failed\"");
+    let window = log.last("backing off");
+    let window: u64 = window.field("for_ms").parse().expect("a number");
     assert!((75..=100).contains(&window));
     clock.advance(secs(1));
 
@@ -136,9 +138,39 @@ fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
     clock
         .block_on(c.clone().oneshot(ms(0)))
         .expect_err("no room");
-    assert!(log.last("start refused").field("error").contains("no room"));
-    clock.advance(secs(30));
-    drop(busy);
+    let waits = log.last("waiting for room");
+    assert_eq!(
+        (waits.field("place"), waits.field("ahead")),
+        ("1", "0"),
+        "{waits:?}"
+    );
+    let refused = log.last("start refused");
+    assert_eq!(refused.field("kind"), "\"no_room\"");
+    assert!(refused.field("error").contains("no room"));
+
+    // The second in line gives up before its turn; the first gets the room of the first that falls idle.
+    let behind = stack("behind");
+    clock.advance(secs(29) - ms(500));
+    let waiting = [&c, &behind].map(|stack| clock.spawn(stack.clone().oneshot(ms(0))));
+    clock.run();
+    assert_eq!(log.last("waiting for room").field("place"), "2");
+    clock.block_on(behind.handle().stop()).expect("stopped");
+    let dropped = log.last("start dropped");
+    assert_eq!(dropped.field("backend"), "\"behind\"");
+    assert_eq!(dropped.field("reason"), "\"stopped\"");
+    clock.advance(secs(1));
+    let evicted = log.last("evicted");
+    assert_eq!(
+        (evicted.field("reason"), evicted.field("room_for")),
+        ("\"room\"", "\"c\"")
+    );
+    let ready = log.last("ready");
+    assert_eq!(ready.field("backend"), "\"c\"");
+    let waited: u64 = ready.field("waited_ms").parse().expect("a number");
+    assert!((1..1000).contains(&waited), "{ready:?}");
+    assert_eq!(log.last("stopped").field("way"), "\"graceful\"");
+    clock.advance(secs(1));
+    drop((busy, waiting));
 
     world.plan("a", |plan| plan.stop_hangs = true);
     clock.block_on(a.handle().stop()).expect("stopped");
@@ -146,6 +178,11 @@ fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
     call(ms(0)).expect("served");
     clock.block_on(a.handle().stop()).expect("given up");
     assert!(log.last("stop failed").field("error").contains("30s"));
+
+    // The executor goes first.
+    drop((a, b, c, behind, runtime, world));
+    drop(clock);
+    assert!(log.last("lost").field("error").contains("executor"));
 
     // The table names what is told, and nothing else is told.
     let table = section("Events");
@@ -162,9 +199,19 @@ fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
             .lines()
             .find(|line| line.starts_with(&format!("| `{}`", event.message)))
             .expect("a row");
+        assert!(row.contains(&format!("| {} |", event.level)), "{event:?}");
         for (name, _) in &event.fields {
             let listed = name == "backend" || row.contains(&format!("`{name}`"));
             assert!(listed, "{name} of {:?} is not in the table", event.message);
+        }
+    }
+    for row in table.lines().filter(|line| line.starts_with("| `")) {
+        let message = row.split('`').nth(1).expect("a name");
+        let fields = row.split('|').nth(3).expect("a column");
+        for field in fields.split('`').skip(1).step_by(2) {
+            let has = |event: &Event| event.fields.iter().any(|(name, _)| name == field);
+            let mut told = events.iter().filter(|event| event.message == message);
+            assert!(told.any(has), "no {message:?} was told with {field}");
         }
     }
 }

@@ -83,14 +83,14 @@ async fn s34_a_child_has_its_whole_grace_and_no_more() {
     // It needs nearly all of it.
     let client = started(child("slow", &role("900")).grace(ms(3000))).await;
     let began = Instant::now();
-    client.stop().await;
+    assert_eq!(client.stop().await, Stopped::Gone);
     assert!(began.elapsed() >= ms(900));
     assert_eq!(client.process().exit_status().unwrap().code(), Some(0));
     assert_eq!(log.who("end"), [client.process().pid()]);
     // It ignores SIGTERM.
     let client = started(child("deaf", &role("never")).grace(ms(700))).await;
     let began = Instant::now();
-    client.stop().await;
+    assert_eq!(client.stop().await, Stopped::Killed);
     let took = began.elapsed();
     assert!(
         took >= ms(700) && took < ms(700) + Duration::from_secs(2),
@@ -122,7 +122,8 @@ async fn a_stop_that_nobody_waits_for_goes_on() {
     drop(client.stop());
     until("it is gone", || process.is_gone()).await;
     assert!(!exists(process.pid()));
-    assert_eq!(client.stop().await, Stopped::Gone, "and may be asked again");
+    let again = client.stop().await;
+    assert_eq!(again, Stopped::Killed, "and may be asked again");
 }
 
 #[tokio::test]

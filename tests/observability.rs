@@ -1,10 +1,14 @@
 //! What a host is told of its backends: events, snapshots, metrics.
 
+#[allow(clippy::disallowed_methods)] // an example may read the clock
+#[path = "../examples/host/feed.rs"]
+mod feed;
 mod support;
 
 /// `cargo test observability` runs them by this name.
 mod observability {
     mod events;
+    mod feed;
     mod metrics;
     mod snapshots;
     mod spans;

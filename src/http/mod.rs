@@ -8,6 +8,8 @@
 //! With the feature `coalesce`, [`CoalesceLayer::http`](crate::CoalesceLayer::http) shares what is safe to share, and
 //! [`ShareBodyLayer`] lets several callers read one streamed body.
 //!
+//! With the feature `lazy-start`, [`ProgressPageLayer`] shows browsers that wait for a start how it goes.
+//!
 //! With the feature `client`, hyper-util's legacy `Client` is a [`Backend`](crate::Backend): each lease is a clone.
 //!
 //! # In axum
@@ -55,6 +57,10 @@ mod client;
 mod coalesce;
 #[cfg(feature = "coalesce")]
 mod identity;
+#[cfg(feature = "lazy-start")]
+mod page;
+#[cfg(feature = "lazy-start")]
+mod progress;
 #[cfg(feature = "coalesce")]
 mod share_body;
 mod silence;
@@ -64,6 +70,9 @@ mod upgrade;
 #[cfg(all(test, feature = "test-util"))]
 mod tests;
 
+#[cfg(feature = "lazy-start")]
+#[cfg_attr(docsrs, doc(cfg(feature = "lazy-start")))]
+pub use self::progress::{ProgressPage, ProgressPageFuture, ProgressPageLayer};
 #[cfg(feature = "grpc")]
 pub(crate) use self::status::Chain;
 pub use self::{

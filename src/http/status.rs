@@ -134,11 +134,16 @@ impl Answer {
         );
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(after) = self.retry_after {
-            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            headers.insert(header::RETRY_AFTER, whole_seconds(after));
         }
         response
     }
+}
+
+/// For `Retry-After`: rounded up, and never at once.
+pub(super) fn whole_seconds(after: Duration) -> HeaderValue {
+    let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+    HeaderValue::from(seconds.max(1))
 }
 
 /// An error and its causes, in a row. Ours does that by itself.
@@ -375,11 +380,11 @@ enum Content<B> {
 }
 
 impl<B> StatusBody<B> {
-    const fn inner(body: B) -> Self {
+    pub(super) const fn inner(body: B) -> Self {
         Self(Content::Inner(body))
     }
 
-    fn text(text: String) -> Self {
+    pub(super) fn text(text: String) -> Self {
         Self(Content::Text(Bytes::from(text)))
     }
 }

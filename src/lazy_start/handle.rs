@@ -14,7 +14,7 @@ use std::{
 use crate::{
     error::{Error, ErrorKind},
     lifecycle::{
-        control::{Control, Outcome},
+        control::{Control, Held, Outcome},
         status::{State, Status},
     },
     target::Urgency,
@@ -112,10 +112,7 @@ impl<T> Handle<T> {
     fn order(&self, give: impl FnOnce(&Arc<dyn Control>) -> Outcome) -> Order {
         Order(match self.control() {
             Some(control) => give(control),
-            None => {
-                let error = Error::new(ErrorKind::Unknown).of(self.binding.name.clone());
-                Box::pin(std::future::ready(Err(error)))
-            }
+            None => Box::pin(std::future::ready(Err(self.unknown()))),
         })
     }
 
@@ -141,6 +138,19 @@ impl<T> Handle<T> {
     /// As a call's that waits for the start.
     pub fn start_evicting(&self) -> Order {
         self.order(|control| control.clone().start(Urgency::Demand))
+    }
+
+    /// Starts the backend as a call would, and keeps it in use until what comes of it is dropped. In
+    /// place at once, as an order is.
+    pub(crate) fn hold(&self) -> Held {
+        match self.control() {
+            Some(control) => control.clone().hold(),
+            None => Box::pin(std::future::ready(Err(self.unknown()))),
+        }
+    }
+
+    fn unknown(&self) -> Error {
+        Error::new(ErrorKind::Unknown).of(self.binding.name.clone())
     }
 
     /// Stops the backend, or the start under way. Calls in flight have the drain timeout; calls that

@@ -28,6 +28,9 @@ use crate::{
 /// The outcome of an order.
 pub(crate) type Outcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
+/// What keeps an instance in use, or why there is none.
+pub(crate) type Held = Pin<Box<dyn Future<Output = Result<Box<dyn Any + Send>, Error>> + Send>>;
+
 /// A new target, of the backend's own type.
 pub(crate) type AnyTarget = Option<Box<dyn Any + Send>>;
 
@@ -35,6 +38,8 @@ pub(crate) type AnyTarget = Option<Box<dyn Any + Send>>;
 pub(crate) trait Control: Send + Sync {
     fn status(&self) -> Status;
     fn start(self: Arc<Self>, urgency: Urgency) -> Outcome;
+    /// Starts it as a call would, and keeps it in use until what it gives is dropped.
+    fn hold(self: Arc<Self>) -> Held;
     fn stop(&self) -> Outcome;
     fn reload(&self, target: AnyTarget) -> Outcome;
     fn reload_in_place(self: Arc<Self>, target: AnyTarget) -> Outcome;
@@ -111,6 +116,17 @@ where
                 Joined::Lease(_) => Ok(()),
                 Joined::Wait(waiting) => waiting.await.map(drop),
             }
+        })
+    }
+
+    fn hold(self: Arc<Self>) -> Held {
+        let joined = self.join(None, Urgency::Demand);
+        Box::pin(async move {
+            let handed = match joined? {
+                Joined::Lease(handed) => handed,
+                Joined::Wait(waiting) => waiting.await?,
+            };
+            Ok(Box::new(handed) as Box<dyn Any + Send>)
         })
     }
 

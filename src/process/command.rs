@@ -217,7 +217,8 @@ impl Command {
     ///
     /// [`Invalid`], which says what to change: an empty name or program, a placeholder that does
     /// not fit [`listen`](Self::listen), a child that nobody tells where to listen, a socket path
-    /// that is too long, a readiness that says nothing, a bound of zero.
+    /// that is too long, a readiness that says nothing, a bound of zero, text that the system does not
+    /// take.
     pub fn validate(&self) -> Result<(), Invalid> {
         let invalid = |text: String| Err(Invalid(text));
         if self.name.is_empty() {
@@ -231,6 +232,17 @@ impl Command {
             .any(|text| text.as_encoded_bytes().contains(&0))
         {
             return invalid("the program, an argument or a variable contains a NUL byte".into());
+        }
+        let cwd = self.cwd.as_deref().map(Path::as_os_str).unwrap_or_default();
+        if cwd.as_encoded_bytes().contains(&0) {
+            return invalid("the directory contains a NUL byte".into());
+        }
+        let mut names = self.env.iter().map(|(name, _)| name);
+        if let Some(name) = names.find(|it| it.is_empty() || it.as_encoded_bytes().contains(&b'='))
+        {
+            return invalid(format!(
+                "{name:?} is no name of a variable: it is empty or contains `=`"
+            ));
         }
         self.listen.validate()?;
         let uses = |placeholder| self.texts().any(|text| contains(text, placeholder));

@@ -122,6 +122,9 @@ pub(super) fn check_path(path: &Path) -> Result<(), Invalid> {
     if length == 0 {
         return Err(Invalid("the path of the socket is empty".into()));
     }
+    if path.as_os_str().as_encoded_bytes().contains(&0) {
+        return Err(Invalid("the path of the socket contains a NUL byte".into()));
+    }
     if length > LONGEST_PATH {
         return Err(Invalid(format!(
             "the path of the socket has {length} bytes, more than the {LONGEST_PATH} it may have: {}",

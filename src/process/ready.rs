@@ -52,6 +52,9 @@ impl Ready {
         match &self.0 {
             How::Probe(probe) => probe.validate(),
             How::Line(text) if text.is_empty() => Err(Invalid("ready by an empty line".into())),
+            How::Line(text) if text.contains('\n') => Err(Invalid(
+                "ready by a line with a line break in it, which no line has".into(),
+            )),
             How::Line(_) => Ok(()),
         }
     }

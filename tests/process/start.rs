@@ -411,6 +411,14 @@ fn invalid_commands_say_what_to_change() {
             "more than",
         ),
         (command().arg("{port}\0"), "NUL"),
+        (command().listen(Listen::unix_at("/x\0y")), "NUL"),
+        (command().arg("{port}").cwd("x\0y"), "NUL"),
+        (command().env("A=B", "{port}"), "no name of a variable"),
+        (command().env("", "{port}"), "no name of a variable"),
+        (
+            command().arg("{port}").ready(Ready::line("up\nready")),
+            "line break",
+        ),
         (
             command().arg("{port}").ready(Ready::http("healthz")),
             "begin with `/`",

@@ -163,7 +163,7 @@ impl Config {
     }
 
     /// Directories in `text` are relative to `base`.
-    fn parse(text: &str, base: &Path) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str, base: &Path) -> Result<Self, String> {
         let deserializer = toml::Deserializer::parse(text).map_err(|error| error.to_string())?;
         let file: File = serde_path_to_error::deserialize(deserializer).map_err(|error| {
             // What `Spanned` adds to the path is nobody's field.

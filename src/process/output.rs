@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
     net::unix::pipe,
     sync::watch,
     task::JoinHandle,
@@ -66,7 +66,12 @@ impl Output {
         Reading { done, stop }
     }
 
-    async fn read_one(&self, pipe: pipe::Receiver, stream: &str, mut stopped: watch::Receiver<()>) {
+    pub(super) async fn read_one(
+        &self,
+        pipe: impl AsyncRead + Unpin,
+        stream: &str,
+        mut stopped: watch::Receiver<()>,
+    ) {
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
         let mut lines = 0_u64;

@@ -2,12 +2,23 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{
+    future::{Ready, ready},
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
+use futures_channel::oneshot;
 use support::{World, ms, secs};
-use tower::{Layer, ServiceExt};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_on_demand::{
-    Clock as StartClock, Error, ErrorKind, Group, LazyStart, LazyStartLayer, Runtime, State,
+    Clock as StartClock, DropToStop, Error, ErrorKind, Group, LazyStart, LazyStartLayer, Runtime,
+    State,
     test_util::{self, Clock, Task},
 };
 
@@ -343,6 +354,62 @@ fn s29_a_late_notice_about_an_old_instance_changes_nothing() {
     let status = stack.status();
     assert_eq!((status.generation, status.state), (2, State::Running));
     assert_eq!((world.saw("a").alive, world.saw("a").begun), (1, 2));
+}
+
+#[test]
+fn s29_what_was_said_against_an_instance_is_not_held_against_the_one_that_replaced_it() {
+    /// An instance is ready for one call; then its leases fail.
+    #[derive(Clone, Default)]
+    struct Once(Arc<AtomicBool>);
+    impl Service<()> for Once {
+        type Response = ();
+        type Error = io::Error;
+        type Future = Ready<Result<(), io::Error>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+            match self.0.load(Ordering::Relaxed) {
+                true => Poll::Ready(Err(io::Error::other("it is broken"))),
+                false => Poll::Ready(Ok(())),
+            }
+        }
+
+        fn call(&mut self, (): ()) -> Self::Future {
+            self.0.store(true, Ordering::Relaxed);
+            ready(Ok(()))
+        }
+    }
+    let (runtime, clock) = test_util::runtime(1);
+    let (gate, opened) = oneshot::channel();
+    let mut gates = vec![Some(opened), None];
+    let begun = Arc::new(AtomicU32::new(0));
+    let maker = service_fn({
+        let begun = begun.clone();
+        move |_: String| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            let gate = gates.pop().expect("two are made");
+            async {
+                if let Some(gate) = gate {
+                    let _ = gate.await;
+                }
+                Ok::<_, io::Error>(DropToStop::new(Once::default()))
+            }
+        }
+    });
+    let stack = layer(&runtime, "a").layer(maker);
+    clock.block_on(stack.clone().oneshot(())).expect("served");
+    let handle = stack.handle();
+    let reload = clock.spawn(async move { handle.reload(None).await });
+    clock.run();
+    // Before the owner looks again the new one is ready, and a call finds the old one broken.
+    gate.send(()).expect("it is waited for");
+    let mut second = Box::pin(stack.clone().oneshot(()));
+    assert!(test_util::poll_once(&mut second).is_pending());
+    clock.run();
+    clock.block_on(reload).expect("it is replaced");
+    clock.block_on(second).expect("served by the new one");
+    let status = stack.status();
+    assert_eq!((status.generation, status.crashes), (2, 0));
+    assert_eq!(begun.load(Ordering::Relaxed), 2);
 }
 
 #[test]

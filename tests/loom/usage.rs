@@ -9,7 +9,7 @@ use loom::{
 
 use crate::{
     notices::Watch,
-    usage::{Claim, Closed, Eviction, Refused, Usage},
+    usage::{Claim, Closed, Eviction, Look, Recency, Refused, Usage},
     with::{Arc, Still, until},
 };
 
@@ -340,4 +340,35 @@ fn what_is_held_for_the_end_waits_for_the_last_who_holds_out() {
         leaves.join().unwrap();
         assert_eq!(gone.load(SeqCst), 1);
     });
+}
+
+/// The time at which the last use ended is there for whoever sees the instance idle, also if it learns of that by
+/// an exchange that failed.
+#[test]
+fn whoever_sees_it_idle_sees_since_when() {
+    /// Births are at 1, uses end at 2.
+    struct Two;
+    impl Recency for Two {
+        fn now(&self) -> u64 {
+            2
+        }
+        fn checked(&self) -> u64 {
+            1
+        }
+    }
+    let look_by = |look: fn(&Usage) -> Look| {
+        loom::model(move || {
+            let usage = Usage::new(Arc::new(Two));
+            let claim = usage.claim().expect("open");
+            let caller = thread::spawn(move || drop(claim));
+            if look(&usage).is_idle() {
+                assert_eq!(usage.ended(), 2);
+            }
+            caller.join().unwrap();
+            assert_eq!(usage.ended(), 2);
+        });
+    };
+    look_by(Usage::look);
+    look_by(Usage::want);
+    look_by(Usage::start_yielding);
 }

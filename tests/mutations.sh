@@ -5,4 +5,5 @@
 #     tests/mutations.sh            all of them
 #     tests/mutations.sh NAME…      some
 #     tests/mutations.sh --list     what there is
+#     tests/mutations.sh --check    whether the table still fits the code
 exec python3 "$(dirname "$0")/mutations/run.py" "$@"

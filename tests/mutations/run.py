@@ -39,16 +39,27 @@ class Mutation:
     def files(self):
         return list(dict.fromkeys(file for file, _, _ in self.hunks))
 
-    def apply(self):
+    def changed(self):
+        """The files as they are, and as they are with the mutation."""
+        before, after = {}, {}
         for file, old, new in self.hunks:
-            path = COPY / file
-            text = path.read_text()
+            text = after.get(file) or (ROOT / file).read_text()
+            before.setdefault(file, text)
             found = ("\n" + text).count("\n" + old)
             if found != 1:
                 raise Rotten(f"its text stands {found} times in {file}, not once:\n{old}")
-            self.before.setdefault(path, text)
             at = ("\n" + text).index("\n" + old)
-            path.write_text(text[:at] + new + text[at + len(old) :])
+            after[file] = text[:at] + new + text[at + len(old) :]
+        return before, after
+
+    def apply(self):
+        before, after = self.changed()
+        for file, text in after.items():
+            if (COPY / file).read_text() != before[file]:
+                raise Rotten(f"{file} has changed since it was copied")
+        for file, text in after.items():
+            self.before[COPY / file] = before[file]
+            (COPY / file).write_text(text)
 
     def undo(self):
         for path, text in self.before.items():
@@ -169,6 +180,16 @@ def main():
             print(f"{it.name}\n    {it.what}\n    {', '.join(it.files())}; {it.target}: {' '.join(it.tests)}")
         print(f"{len(mutations)} mutations")
         return
+    if wanted == ["--check"]:
+        rotten = 0
+        for it in mutations:
+            try:
+                it.changed()
+            except Rotten as why:
+                rotten += 1
+                print(f"{it.name}: {why}")
+        print(f"mutations: {len(mutations) - rotten} of {len(mutations)} apply")
+        sys.exit(1 if rotten else 0)
     if unknown := [name for name in wanted if name not in names]:
         sys.exit(f"no such mutation: {', '.join(unknown)} (--list says which there are)")
     if wanted:

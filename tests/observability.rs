@@ -1,6 +1,7 @@
 //! What a host is told of its backends: events, snapshots, metrics.
 
 #[allow(clippy::disallowed_methods)] // an example may read the clock
+#[allow(dead_code)] // the host uses all of it
 #[path = "../examples/host/feed.rs"]
 mod feed;
 mod support;

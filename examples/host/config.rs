@@ -5,7 +5,7 @@
 //! limit = 2                 # backends alive at once
 //! wait = "10s"              # how long a start waits for room
 //!
-//! [backend.files]
+//! [backend.files]           # served below /files/; what begins with _ is the host's own
 //! command = ["python3", "-m", "http.server", "--bind", "127.0.0.1", "{port}"]
 //! listen = "port"           # or "port:9000", "unix", "unix:/run/files.sock", "handed:…"
 //! ready = "http:/"          # or "connect", "line:listening"
@@ -116,6 +116,11 @@ impl TryFrom<String> for Name {
         if name.is_empty() || !name.chars().all(plain) || name.starts_with('.') {
             return Err(format!(
                 "{name:?} cannot stand in a URL as the name of a backend: use letters, digits and - . _"
+            ));
+        }
+        if name.starts_with('_') {
+            return Err(format!(
+                "{name:?} cannot be the name of a backend: what begins with _ is the host's own, /_status for one"
             ));
         }
         Ok(Self(name))

@@ -14,8 +14,10 @@ use tower_on_demand::{
 use self::driver::Driver;
 use crate::{
     config::{Backend, Config},
+    feed::Feed,
     host::{self, Host},
     ledger::{Entry, Ledger},
+    pages::Pages,
     timeline::Timeline,
 };
 
@@ -57,11 +59,12 @@ pub(crate) async fn run() -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
     let ledger = Ledger::at(dir.path());
     let config = config(Some(&ledger))?;
-    crate::log("warn");
+    let feed = Feed::new();
+    crate::log("warn", &feed);
 
     let listener = host::bind(config.listen).await?;
     let url = host::url(&listener);
-    let (host, idle_evict) = Host::new(&config);
+    let (host, idle_evict) = Host::new(&config, feed, Pages::new(false, None));
     let sweeping = tokio::spawn(idle_evict.run());
     let host = Arc::new(host);
     let (stop, stopped) = oneshot::channel::<()>();

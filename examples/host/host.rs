@@ -12,18 +12,23 @@ use hyper_util::{
 };
 use tokio::{
     net::TcpListener,
+    sync::Notify,
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
+use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_on_demand::{
-    CeilingLayer, CoalesceLayer, Error, ErrorKind, Group, IdleEvict, LazyStartLayer, Runtime,
+    CeilingLayer, CoalesceHandle, CoalesceLayer, Error, ErrorKind, Group, IdleEvict,
+    LazyStartLayer, Runtime,
     http::{StatusLayer, UntilBothEnd},
-    process::Spawn,
+    process::{Client, Process, Spawn},
 };
 
 use crate::{
+    children::Children,
     config::{Backend, Config},
+    feed::Feed,
+    pages::Pages,
     proxy,
     share::{self, Shared},
     upload::Upload,
@@ -42,21 +47,42 @@ const LAST: Duration = Duration::from_secs(1);
 
 pub(crate) struct Host {
     group: Group,
-    backends: BTreeMap<String, Service>,
+    ceiling: CeilingLayer,
+    backends: BTreeMap<String, Served>,
     upload_pause: Duration,
+    feed: Feed,
+    pages: Pages,
+}
+
+/// A backend, and what is known of it beside its status.
+pub(crate) struct Served {
+    service: Service,
+    pub(crate) coalesce: CoalesceHandle<share::Key>,
+    pub(crate) children: Children,
+    pub(crate) idle_after: Option<Duration>,
+    pub(crate) pinned: bool,
 }
 
 impl Host {
     /// The host that `config` describes, and who retires its idle backends. Nothing is started.
-    pub(crate) fn new(config: &Config) -> (Self, IdleEvict) {
+    pub(crate) fn new(config: &Config, feed: Feed, pages: Pages) -> (Self, IdleEvict) {
         let runtime = Runtime::tokio();
         let group = Group::new();
         let (evictable, idle_evict) = IdleEvict::pair(runtime.clone(), UntilBothEnd);
         let ceiling = CeilingLayer::new(runtime.clone(), config.limit).wait(config.wait);
         let stack = |backend: &Backend| {
-            ServiceBuilder::new()
+            let (coalesced, coalesce) = CoalesceLayer::new(share::identity::<Upload>)
+                .share_if(share::is_for_all)
+                .with_handle();
+            let children = Children::default();
+            let born = children.clone();
+            let spawn = Spawn::http().map_response(move |client: Client| {
+                born.born(client.process().clone());
+                client
+            });
+            let service = ServiceBuilder::new()
                 .map_response(|response: Response<Shared>| response.map(Shared::into_body))
-                .layer(CoalesceLayer::new(share::identity::<Upload>).share_if(share::is_for_all))
+                .layer(coalesced)
                 .and_then(share::collected)
                 .map_response(|response: Response<_>| response.map(boxed))
                 .layer(LazyStartLayer::new(runtime.clone(), backend.command.clone()).join(&group))
@@ -67,23 +93,59 @@ impl Host {
                         .pinned(backend.pinned),
                 )
                 .layer(ceiling.clone())
-                .service(Spawn::http())
+                .service(spawn);
+            Served {
+                service: BoxCloneSyncService::new(service),
+                coalesce,
+                children,
+                idle_after: backend.idle_after,
+                pinned: backend.pinned,
+            }
         };
         let backends = config.backends.iter().map(|backend| {
-            let service = stack(backend);
             let name = backend.command.name().to_owned();
-            (name, BoxCloneSyncService::new(service))
+            (name, stack(backend))
         });
         let host = Self {
             backends: backends.collect(),
             group,
+            ceiling,
             upload_pause: config.upload_pause,
+            feed,
+            pages,
         };
         (host, idle_evict)
     }
 
     pub(crate) fn group(&self) -> &Group {
         &self.group
+    }
+
+    pub(crate) fn ceiling(&self) -> &CeilingLayer {
+        &self.ceiling
+    }
+
+    pub(crate) fn feed(&self) -> &Feed {
+        &self.feed
+    }
+
+    pub(crate) fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    pub(crate) fn served(&self, name: &str) -> Option<&Served> {
+        self.backends.get(name)
+    }
+
+    pub(crate) fn all_served(&self) -> impl Iterator<Item = (&str, &Served)> {
+        let all = self.backends.iter();
+        all.map(|(name, served)| (name.as_str(), served))
+    }
+
+    /// The processes that there are.
+    pub(crate) fn children(&self) -> impl Iterator<Item = Process> {
+        let all = self.backends.values();
+        all.flat_map(|served| served.children.alive())
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
@@ -96,7 +158,8 @@ impl Host {
 
     /// The backend called `name`.
     pub(crate) fn backend(&self, name: &str) -> Result<Service, Error> {
-        let service = self.backends.get(name).cloned();
+        let served = self.backends.get(name);
+        let service = served.map(|served| served.service.clone());
         service.ok_or_else(|| Error::new(ErrorKind::Unknown).of(name))
     }
 
@@ -104,6 +167,8 @@ impl Host {
     /// was `begun` is told.
     pub(crate) async fn stop(&self, drain: Duration, begun: JoinHandle<()>) {
         self.group.stopped(drain).await;
+        // Who looks on has seen it all.
+        self.feed.close();
         // A client that does not read what it asked for holds nobody up.
         let _ = timeout(LAST, begun).await;
     }
@@ -161,18 +226,23 @@ pub(crate) async fn serve(
             () = &mut stop => break,
         };
         let host = host.clone();
+        let cut = Arc::new(Notify::new());
+        let cutting = cut.clone();
         let service = ServiceBuilder::new()
             .layer(StatusLayer::new())
             .service(service_fn(move |request| {
-                proxy::call(host.clone(), peer, request)
+                proxy::call(host.clone(), peer, cutting.clone(), request)
             }));
         let connection = server
             .serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service))
             .into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, %peer, "connection");
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(%error, %peer, "connection");
+                },
+                () = cut.notified() => tracing::debug!(%peer, "cut: it reads nothing"),
             }
         });
     }

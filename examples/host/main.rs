@@ -8,16 +8,20 @@
 #![allow(clippy::disallowed_methods)] // an example may read the clock
 
 mod backend;
+mod children;
 mod config;
 mod demo;
+mod feed;
 mod headers;
 mod host;
 mod ledger;
+mod pages;
 mod proxy;
 mod share;
 mod timeline;
 mod tunnel;
 mod upload;
+mod uses;
 
 use std::{
     env,
@@ -32,16 +36,24 @@ use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::{config::Config, host::Host, ledger::Ledger, timeline::Timeline};
+use crate::{
+    config::Config,
+    feed::Feed,
+    host::Host,
+    ledger::Ledger,
+    pages::{Metrics, Pages},
+    timeline::Timeline,
+};
 
 const USAGE: &str = "\
-usage: host [--config FILE] [--listen ADDRESS]
+usage: host [--config FILE] [--listen ADDRESS] [--admin]
        host --demo
 
   --config FILE     the backends of a TOML file, instead of six demo backends
   --listen ADDRESS  instead of 127.0.0.1:8080 or what the file says
+  --admin           takes orders from its page: start, stop, reload, unload, load
   --demo            shows in a few seconds what the layers do, and checks it
 ";
 
@@ -50,6 +62,7 @@ enum Task {
     Serve {
         config: Option<PathBuf>,
         listen: Option<SocketAddr>,
+        admin: bool,
     },
     Demo,
     /// This process is one of the demo's children.
@@ -61,7 +74,7 @@ enum Task {
 }
 
 fn task(mut args: impl Iterator<Item = String>) -> Result<Task, String> {
-    let (mut config, mut listen) = (None, None);
+    let (mut config, mut listen, mut admin) = (None, None, false);
     while let Some(arg) = args.next() {
         let mut value = |of: &str| args.next().ok_or(format!("{arg} needs {of}"));
         match arg.as_str() {
@@ -73,6 +86,7 @@ fn task(mut args: impl Iterator<Item = String>) -> Result<Task, String> {
                 });
                 listen = Some(parsed?);
             }
+            "--admin" => admin = true,
             "--demo" => return Ok(Task::Demo),
             "--backend" => {
                 let name = value("a name")?;
@@ -83,13 +97,21 @@ fn task(mut args: impl Iterator<Item = String>) -> Result<Task, String> {
             _ => return Err(format!("what is {arg:?}?\n\n{USAGE}")),
         }
     }
-    Ok(Task::Serve { config, listen })
+    Ok(Task::Serve {
+        config,
+        listen,
+        admin,
+    })
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let done = match task(env::args().skip(1)) {
-        Ok(Task::Serve { config, listen }) => serve(config, listen).await,
+        Ok(Task::Serve {
+            config,
+            listen,
+            admin,
+        }) => serve(config, listen, admin).await,
         Ok(Task::Demo) => demo::run().await,
         Ok(Task::Backend { name, socket }) => {
             let ledger = env::var_os(demo::LEDGER).map(Ledger::at);
@@ -110,17 +132,24 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Logs to stderr: what children print, and what `RUST_LOG` asks for.
-fn log(default: &str) {
+/// Logs to stderr: what children print, and what `RUST_LOG` asks for. What the layers tell goes to the feed.
+fn log(default: &str, feed: &Feed) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        .with_filter(filter);
+    tracing_subscriber::registry()
+        .with(stderr)
+        .with(feed.clone())
         .init();
 }
 
-async fn serve(file: Option<PathBuf>, listen: Option<SocketAddr>) -> Result<(), String> {
+async fn serve(
+    file: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    admin: bool,
+) -> Result<(), String> {
     let mut config = match &file {
         Some(file) => Config::read(file)?,
         None => demo::config(None)?,
@@ -128,10 +157,14 @@ async fn serve(file: Option<PathBuf>, listen: Option<SocketAddr>) -> Result<(), 
     if let Some(listen) = listen {
         config.listen = listen;
     }
-    log("info");
+    let feed = Feed::new();
+    log("info", &feed);
     let listener = host::bind(config.listen).await?;
-    let (host, idle_evict) = Host::new(&config);
+    let metrics = Metrics::install().map_err(|error| error.to_string())?;
+    let pages = Pages::new(admin, Some(metrics));
+    let (host, idle_evict) = Host::new(&config, feed.clone(), pages);
     let sweeping = tokio::spawn(idle_evict.run());
+    let watching = tokio::spawn(uses::follow(host.group().clone(), feed));
     let timeline = Timeline::new();
     let following = tokio::spawn(timeline.clone().follow(host.group().clone(), config.limit));
 
@@ -151,6 +184,7 @@ async fn serve(file: Option<PathBuf>, listen: Option<SocketAddr>) -> Result<(), 
         }
     }
     following.abort();
+    watching.abort();
     sweeping.abort();
     println!("stopped: nothing is left");
     Ok(())
@@ -166,6 +200,7 @@ fn welcome(host: &Host, config: &Config, listener: &TcpListener, demo: bool) {
     for name in host.names() {
         println!("  {url}/{name}/");
     }
+    println!("  {url}/_  shows them");
     if demo {
         println!(
             "\ntry, in another terminal:\n  \

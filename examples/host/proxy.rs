@@ -5,23 +5,29 @@ use std::{net::SocketAddr, sync::Arc};
 use http::{Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use tokio::sync::Notify;
 use tower::ServiceExt;
 use tower_on_demand::Error;
 
 use crate::{
     headers,
     host::{Body, Host, boxed},
+    pages,
     tunnel::Tunnel,
     upload::{Silent, Upload},
 };
 
-/// Errors are for the `StatusLayer` above.
+/// Errors are for the `StatusLayer` above; `cut` ends the connection.
 pub(crate) async fn call(
     host: Arc<Host>,
     peer: SocketAddr,
+    cut: Arc<Notify>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Error> {
     let (name, path) = match headers::split(request.uri()) {
+        Some((name, _)) if name.starts_with('_') => {
+            return Ok(pages::answer(&host, &request, &cut).await);
+        }
         Some((name, path)) if !name.is_empty() => (name, path),
         _ => return Ok(index(&host)),
     };

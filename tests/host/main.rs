@@ -6,6 +6,22 @@
 mod example;
 mod support;
 
+/// `cargo test observability` runs them by this name.
+mod observability {
+    mod browser;
+    mod events;
+    mod orders;
+    mod pages;
+    mod webdriver;
+}
+
+// What the host tells its readers, without a host.
+#[allow(dead_code)] // the host uses all of it
+#[path = "../../examples/host/feed.rs"]
+mod feed;
+#[path = "../../examples/host/pages/reader.rs"]
+mod reader;
+
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -159,6 +175,10 @@ fn a_wrong_configuration_is_told_with_its_field_and_its_line_and_nothing_starts(
         (
             "limit = 1\n[backend.\"a/b\"]\ncommand = [\"true\"]",
             &["line 2", "a/b"],
+        ),
+        (
+            "limit = 1\n[backend._status]\ncommand = [\"true\"]",
+            &["line 2", "_status", "the host's own"],
         ),
         ("limit = 1\n[backend.x", &["line 2"]),
     ] {

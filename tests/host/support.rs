@@ -24,8 +24,10 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
+use tokio::task::JoinHandle;
 
-use crate::example::{example, marked, run_example};
+use crate::example::{example, marked, program, run_example};
 
 /// Longer than anything here takes on a busy machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -56,6 +58,19 @@ pub fn real() -> String {
     own
 }
 
+/// A host of the demo's backends with these names, and whatever `more` says.
+pub fn demo(limit: u32, names: &[&str], more: &str) -> String {
+    let program = program("host");
+    let mut text = format!("listen = \"127.0.0.1:0\"\nlimit = {limit}\nwait = \"60s\"\n");
+    for name in names {
+        text.push_str(&format!(
+            "[backend.{name}]\ncommand = [{program:?}, \"--backend\", \"{name}\", \"{{socket}}\"]\n\
+             listen = \"unix\"\nready_within = \"60s\"\n"
+        ));
+    }
+    text + more
+}
+
 /// A running host. Dropped, it is killed.
 pub struct Host {
     child: Child,
@@ -67,8 +82,13 @@ pub struct Host {
 
 impl Host {
     pub fn start(config: &str) -> Self {
+        Self::start_with(config, &[])
+    }
+
+    pub fn start_with(config: &str, args: &[&str]) -> Self {
         let file = file(config);
-        let (mut command, mark) = host(&["--config", file.to_str().unwrap()]);
+        let config = ["--config", file.to_str().unwrap()];
+        let (mut command, mark) = host(&[&config, args].concat());
         let mut child = command.spawn().unwrap();
         let output = Arc::default();
         let (told, address) = mpsc::channel();
@@ -117,11 +137,40 @@ impl Host {
         Ok(Response::from_parts(parts, text))
     }
 
+    /// Asks, and reads the answer to its end, while other things happen.
+    pub fn begin(&self, path: &str) -> JoinHandle<()> {
+        let request = Request::get(self.url(path)).body(Full::default()).unwrap();
+        let answer = self.client.request(request);
+        tokio::spawn(async move {
+            if let Ok(answer) = answer.await {
+                let _ = answer.into_body().collect().await;
+            }
+        })
+    }
+
     /// The body of an answer that must be a good one.
     pub async fn ok(&self, path: &str) -> String {
         let answer = self.get(path).await.unwrap();
         assert_eq!(answer.status(), 200, "{path}: {}", answer.body());
         answer.into_body()
+    }
+
+    /// What `/_status` says.
+    pub async fn status(&self) -> Value {
+        serde_json::from_str(&self.ok("/_status").await).unwrap()
+    }
+
+    /// Waits until `/_status` is as it shall be.
+    pub async fn status_when(&self, what: impl Fn(&Value) -> bool) -> Value {
+        let began = Instant::now();
+        loop {
+            let status = self.status().await;
+            if what(&status) {
+                return status;
+            }
+            assert!(began.elapsed() < LONG, "{status:#}\n{}", self.output());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// What the index says of `backend`.

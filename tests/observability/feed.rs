@@ -1,12 +1,12 @@
 //! The host example's feed: events as JSON, for whoever follows.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tower::{Layer, ServiceExt};
 use tower_on_demand::{LazyStartLayer, test_util};
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::{
-    feed::Feed,
+    feed::{Feed, Kind, Told},
     support::{World, ms},
 };
 
@@ -19,13 +19,11 @@ fn a_feed_tells_whoever_follows_all_events_from_where_he_left_off() {
     let world = World::new(&runtime);
     let a = LazyStartLayer::new(runtime, "a".to_owned()).layer(world.maker());
 
-    let (none, mut live) = feed.follow(0);
-    assert!(none.is_empty());
+    assert!(feed.after(0, usize::MAX).events.is_empty());
     clock.block_on(a.clone().oneshot(ms(0))).expect("served");
-    let mut events = Vec::new();
-    while let Ok(told) = live.try_recv() {
-        events.push(serde_json::from_str::<Value>(&told.json).expect("JSON"));
-    }
+    let mut events: Vec<Value> = (feed.after(0, usize::MAX).events.iter())
+        .map(|told| serde_json::to_value(&**told).expect("JSON"))
+        .collect();
     let told: Vec<_> = events
         .iter()
         .map(|event| (event["id"].clone(), event["event"].clone()))
@@ -51,11 +49,44 @@ fn a_feed_tells_whoever_follows_all_events_from_where_he_left_off() {
 
     // Who comes late, and who comes again.
     clock.block_on(a.handle().stop()).expect("stopped");
-    let ids = |after| {
-        let (kept, _live) = feed.follow(after);
-        kept.iter().map(|told| told.id).collect::<Vec<_>>()
+    let ids = |after, most| {
+        let passage = feed.after(after, most);
+        assert!(!passage.gap);
+        let ids = passage.events.iter().map(|told| told.id);
+        ids.collect::<Vec<_>>()
     };
-    assert_eq!(ids(0), [1, 2, 3, 4]);
-    assert_eq!(ids(3), [4]);
-    assert!(ids(4).is_empty());
+    assert_eq!(ids(0, 9), [1, 2, 3, 4]);
+    assert_eq!(ids(0, 3), [1, 2, 3]);
+    assert_eq!(ids(3, 9), [4]);
+    assert!(ids(4, 9).is_empty());
+    // By name, which is good for this run of the host only.
+    assert_eq!(feed.id(&feed.name(3)), 3);
+    assert_eq!(feed.id("1-3"), 0);
+}
+
+#[test]
+fn a_feed_is_bounded_and_says_when_something_is_missing_and_uses_push_out_no_transition() {
+    let feed = Feed::new();
+    let tell = |kind, event: &str| feed.tell(kind, event, Map::new());
+    tell(Kind::Transition, "ready");
+    for _ in 0..100_000 {
+        tell(Kind::Use, "busy");
+    }
+    let kept = feed.after(0, usize::MAX);
+    assert!(!kept.gap);
+    assert_eq!(kept.events[0].event, "ready");
+    assert!(kept.events.len() < 10_000);
+    assert_eq!(kept.events.last().map(|told| told.id), Some(100_001));
+    for _ in 0..100_000 {
+        tell(Kind::Transition, "starting");
+    }
+    let kept = feed.after(1, usize::MAX);
+    assert!(kept.gap);
+    assert!(kept.events.len() < 10_000);
+    assert!(!feed.after(200_000, usize::MAX).gap);
+    let long = Map::from_iter([("error".to_owned(), Value::from("é".repeat(100_000)))]);
+    feed.tell(Kind::Transition, "died", long);
+    let last: &Told = &feed.after(200_001, 1).events[0];
+    let error = last.fields["error"].as_str().expect("a text");
+    assert!(error.len() < 10_000 && error.ends_with('…'));
 }

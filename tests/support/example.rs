@@ -17,7 +17,7 @@ use std::{
 const MARK: &str = "TOWER_ON_DEMAND_EXAMPLE_TEST";
 
 /// The example's binary, built as this test was. One example per test binary.
-fn binary(name: &str) -> &'static Path {
+pub fn program(name: &str) -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let test = env::current_exe().unwrap();
@@ -47,7 +47,7 @@ pub fn example(name: &str, args: &[&str]) -> (Command, String) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let mark = format!("{}-{count}", std::process::id());
-    let mut command = Command::new(binary(name));
+    let mut command = Command::new(program(name));
     command
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(args)

@@ -10,6 +10,7 @@ mod support;
 mod observability {
     mod events;
     mod feed;
+    mod header;
     mod metrics;
     mod snapshots;
     mod spans;

@@ -8,7 +8,8 @@
 //! With the feature `coalesce`, [`CoalesceLayer::http`](crate::CoalesceLayer::http) shares what is safe to share, and
 //! [`ShareBodyLayer`] lets several callers read one streamed body.
 //!
-//! With the feature `lazy-start`, [`ProgressPageLayer`] shows browsers that wait for a start how it goes.
+//! With the feature `lazy-start`, [`ProgressPageLayer`] shows browsers that wait for a start how it goes, and
+//! [`OnDemandHeaderLayer`] says in the answers of cold calls what their start took.
 //!
 //! With the feature `client`, hyper-util's legacy `Client` is a [`Backend`](crate::Backend): each lease is a clone.
 //!
@@ -55,6 +56,8 @@ mod body;
 mod client;
 #[cfg(feature = "coalesce")]
 mod coalesce;
+#[cfg(feature = "lazy-start")]
+mod header;
 #[cfg(feature = "coalesce")]
 mod identity;
 #[cfg(feature = "lazy-start")]
@@ -70,9 +73,6 @@ mod upgrade;
 #[cfg(all(test, feature = "test-util"))]
 mod tests;
 
-#[cfg(feature = "lazy-start")]
-#[cfg_attr(docsrs, doc(cfg(feature = "lazy-start")))]
-pub use self::progress::{ProgressPage, ProgressPageFuture, ProgressPageLayer};
 #[cfg(feature = "grpc")]
 pub(crate) use self::status::Chain;
 pub use self::{
@@ -86,4 +86,10 @@ pub use self::{
     coalesce::{Flight, ShareSafe, is_shareable},
     identity::{RequestKey, SameRequest},
     share_body::{ShareBody, ShareBodyFuture, ShareBodyLayer, SharedBody},
+};
+#[cfg(feature = "lazy-start")]
+#[cfg_attr(docsrs, doc(cfg(feature = "lazy-start")))]
+pub use self::{
+    header::{OnDemandHeader, OnDemandHeaderFuture, OnDemandHeaderLayer},
+    progress::{ProgressPage, ProgressPageFuture, ProgressPageLayer},
 };

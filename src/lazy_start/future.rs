@@ -101,6 +101,15 @@ impl<L: Service<Req>, Req> ResponseFuture<L, Req> {
         }
     }
 
+    /// The backend whose start it waits for.
+    #[cfg(feature = "http")]
+    pub(crate) fn waits_for(&self) -> Option<&Arc<dyn Entrance<L>>> {
+        match &self.state {
+            State::Waiting { waiting, .. } => Some(waiting.entrance()),
+            _ => None,
+        }
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         matches!(self.state, State::Failed(_))
     }

@@ -1,4 +1,4 @@
-//! Counters, gauges and histograms, by the [`metrics`](::metrics) facade.
+//! Counters, gauges and histograms, by the [facade](https://docs.rs/metrics) of that name.
 //!
 //! What happens is counted where it happens, at transitions of a backend's life and never per call, with any
 //! recorder that the host has installed: there is nothing to set up here. What stands is read: call

@@ -12,6 +12,7 @@
 //! ready_within = "10s"
 //! idle_after = "30s"
 //! pinned = false            # true: counts, and is never stopped
+//! progress = false          # true: browsers that wait for a start are shown how it goes
 //! ```
 
 use std::{
@@ -47,6 +48,8 @@ pub(crate) struct Backend {
     /// `None`: never for its age.
     pub(crate) idle_after: Option<Duration>,
     pub(crate) pinned: bool,
+    /// Browsers that wait for a start are shown how it goes.
+    pub(crate) progress: bool,
 }
 
 /// The file, as it is written.
@@ -84,6 +87,8 @@ struct Entry {
     idle_after: Option<Duration>,
     #[serde(default)]
     pinned: bool,
+    #[serde(default)]
+    progress: bool,
 }
 
 /// A program and its arguments.
@@ -227,6 +232,7 @@ impl Entry {
             command,
             idle_after: self.idle_after,
             pinned: self.pinned,
+            progress: self.progress,
         })
     }
 }

@@ -42,6 +42,7 @@ pub(crate) fn config(ledger: Option<&Ledger>) -> Result<Config, String> {
             command,
             idle_after: Some(Duration::from_secs(if ledger.is_some() { 2 } else { 10 })),
             pinned: false,
+            progress: false,
         }
     });
     Ok(Config {

@@ -20,7 +20,7 @@ use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSync
 use tower_on_demand::{
     CeilingLayer, CoalesceHandle, CoalesceLayer, Error, ErrorKind, Group, IdleEvict,
     LazyStartLayer, Runtime,
-    http::{StatusLayer, UntilBothEnd},
+    http::{ProgressPageLayer, StatusLayer, UntilBothEnd},
     process::{Client, Process, Spawn},
 };
 
@@ -80,12 +80,21 @@ impl Host {
                 born.born(client.process().clone());
                 client
             });
+            let (lazy_start, handle) =
+                LazyStartLayer::new(runtime.clone(), backend.command.clone()).pair();
+            let progress = backend.progress.then(|| {
+                ServiceBuilder::new()
+                    .map_response(|response: Response<_>| response.map(boxed))
+                    .layer(ProgressPageLayer::new(runtime.clone(), handle))
+                    .into_inner()
+            });
             let service = ServiceBuilder::new()
+                .option_layer(progress)
                 .map_response(|response: Response<Shared>| response.map(Shared::into_body))
                 .layer(coalesced)
                 .and_then(share::collected)
                 .map_response(|response: Response<_>| response.map(boxed))
-                .layer(LazyStartLayer::new(runtime.clone(), backend.command.clone()).join(&group))
+                .layer(lazy_start.join(&group))
                 .layer(
                     evictable
                         .clone()

@@ -61,9 +61,12 @@ impl Uses {
             status.state == State::Running && status.last_use.is_some_and(|now| now < unused);
         self.used |= ended && !busy && !self.busy;
         self.quiet = self.quiet.saturating_add(1);
+        let another = self.generation != status.generation;
         (self.generation, self.last_use) = (status.generation, status.last_use);
         let what = match (self.busy, busy) {
             (false, true) => "busy",
+            // A new instance has taken over.
+            (true, true) if another => "busy",
             (true, false) => "idle",
             _ if self.used && self.quiet >= OFTEN => "used",
             _ => return None,

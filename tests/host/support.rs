@@ -17,6 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -25,7 +26,6 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use tokio::task::JoinHandle;
 
 use crate::example::{example, marked, program, run_example};
 
@@ -137,15 +137,19 @@ impl Host {
         Ok(Response::from_parts(parts, text))
     }
 
-    /// Asks, and reads the answer to its end, while other things happen.
-    pub fn begin(&self, path: &str) -> JoinHandle<()> {
-        let request = Request::get(self.url(path)).body(Full::default()).unwrap();
-        let answer = self.client.request(request);
-        tokio::spawn(async move {
-            if let Ok(answer) = answer.await {
-                let _ = answer.into_body().collect().await;
+    /// Calls whose answers are read to the end, whatever they are; for tasks.
+    pub fn calls(&self, path: &str) -> impl Fn() -> BoxFuture<'static, ()> + Send + use<> {
+        let (client, url) = (self.client.clone(), self.url(path));
+        move || {
+            let request = Request::get(&url).body(Full::default()).unwrap();
+            let answer = client.request(request);
+            async {
+                if let Ok(answer) = answer.await {
+                    let _ = answer.into_body().collect().await;
+                }
             }
-        })
+            .boxed()
+        }
     }
 
     /// The body of an answer that must be a good one.

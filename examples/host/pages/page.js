@@ -73,15 +73,14 @@ class Row {
     parts.use.setAttribute('href', `#s-${kind}`);
     say(parts.word, word);
     const cold = b.cold_starts_seconds;
-    const shared = b.coalescing.joined;
     const process = b.processes.at(-1);
-    const facts = [
-      ['callers waiting', String(b.waiting)],
-      ['cold start', cold.length ? `${seconds(cold.at(-1))}${cold.length > 2 ? `, median ${seconds(median(cold))}` : ''}` : '–'],
-      ['calls made / shared', `${b.coalescing.led + b.coalescing.passed_by} / ${shared}`],
-      ['memory', process?.rss_bytes == null ? '–' : bytes(process.rss_bytes)],
-      ['processor', this.processor(process)],
-    ];
+    const facts = [];
+    if (b.waiting) facts.push(['callers waiting', String(b.waiting)]);
+    if (cold.length) facts.push(['cold start', `${seconds(cold.at(-1))}${cold.length > 2 ? `, median ${seconds(median(cold))}` : ''}`]);
+    facts.push(['calls made', String(b.coalescing.led + b.coalescing.passed_by)], ['shared', String(b.coalescing.joined)]);
+    if (process?.rss_bytes != null) {
+      facts.push(['memory', bytes(process.rss_bytes)], ['processor', this.processor(process)]);
+    }
     tell(parts.facts, facts);
     const error = b.last_error;
     const troubled = error && (b.state === 'backing_off' || b.state === 'stopped' || b.state === 'starting' || b.last_end?.event === 'died');
@@ -90,7 +89,7 @@ class Row {
       const next = b.state === 'backing_off' && error.retry_after_seconds ? ` (tried again after ${seconds(error.retry_after_seconds)})` : '';
       say(parts.trouble.firstElementChild, `Last error: ${error.text}${next}`);
       parts.said.parentElement.hidden = !error.detail;
-      say(parts.said, error.detail ?? '');
+      say(parts.said, lastLines(error.detail));
     }
     tell(parts.more, [
       ['starts', String(b.starts)], ['restarts', String(b.restarts)], ['reloads', String(b.reloads)],
@@ -121,16 +120,19 @@ class Row {
     }
   }
 
+  // What it used since the status before, if that is not too short a time.
   processor(process) {
     const before = this.cpu;
-    this.cpu = process?.cpu_seconds == null ? null : { pid: process.pid, used: process.cpu_seconds, at: status.at_ms };
-    if (!this.cpu) return '–';
-    if (before?.pid !== process.pid) return '0 %';
-    if (this.cpu.at - before.at_ms < 900) {
+    this.cpu = { pid: process.pid, used: process.cpu_seconds, at: status.at_ms };
+    if (before?.pid !== process.pid) {
+      this.share = null;
+      return '0 %';
+    }
+    if (this.cpu.at - before.at < 900) {
       this.cpu = before;
       return this.share ?? '0 %';
     }
-    this.share = `${Math.round((100_000 * (this.cpu.used - before.used)) / (this.cpu.at - before.at_ms))} %`;
+    this.share = `${Math.round((100_000 * (this.cpu.used - before.used)) / (this.cpu.at - before.at))} %`;
     return this.share;
   }
 

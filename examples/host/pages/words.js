@@ -31,6 +31,12 @@ const clock = (at) => new Date(at).toLocaleTimeString([], { hour12: false });
 
 const firstLine = (text) => String(text ?? '').split('\n')[0];
 
+// What a child said last, without the words that the host puts around it.
+const lastLines = (detail) => {
+  const [, lines] = /^its last lines of output:\n([^]*)$/.exec(detail ?? '') ?? [null, detail ?? ''];
+  return lines.replace(/^ {2}/gm, '');
+};
+
 // What a backend is at, more finely than its state: with its shape, and in words.
 const standing = (b) => {
   switch (b.state) {

@@ -6,7 +6,10 @@ use fantoccini::key::Key;
 use serde_json::Value;
 
 use super::webdriver::{Browser, with_browser};
-use crate::support::{Host, demo};
+use crate::{
+    example::program,
+    support::{Host, demo},
+};
 
 /// A child that tries to be more than text, and fails.
 const MAIL: &str = r#"
@@ -100,6 +103,10 @@ async fn a_browser_shows_what_happens_as_it_happens_and_takes_orders() {
         assert_eq!(width, 360, "nothing is wider than a phone");
         all_is_readable(browser, "phone").await;
 
+        let text = browser.run("return document.body.innerText").await;
+        for wrong in ["NaN", "undefined", "null", "[object"] {
+            assert!(!text.as_str().unwrap().contains(wrong), "{wrong}: {text}");
+        }
         let console = browser.console().await;
         assert!(console.is_empty(), "{console:#?}");
 
@@ -114,6 +121,47 @@ async fn a_browser_shows_what_happens_as_it_happens_and_takes_orders() {
         host.stop();
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browser_that_waits_for_a_start_is_shown_how_it_goes_and_then_the_answer() {
+    // It starts when it is let.
+    let dir = tempfile::tempdir().unwrap();
+    let (gate, program) = (dir.path().join("gate"), program("host"));
+    let script = r#"until [ -e "$2" ]; do sleep 0.1; done; exec "$3" --backend slow "$1""#;
+    let slow = format!(
+        "[backend.slow]\ncommand = [\"sh\", \"-c\", '{script}', \"sh\", \"{{socket}}\", {gate:?}, {program:?}]\n\
+         listen = \"unix\"\nready_within = \"60s\"\nprogress = true\n"
+    );
+    let host = Host::start(&demo(1, &[], &slow));
+    let page = async |accept| {
+        let request = http::Request::get(host.url("/slow/")).header("accept", accept);
+        let request = request.body(http_body_util::Full::default()).unwrap();
+        host.send(request).await.unwrap()
+    };
+    let shown = page("text/html").await;
+    assert_eq!(shown.status(), 503);
+    assert_eq!(shown.headers()["cache-control"], "no-store");
+    let looked = with_browser(async |browser| {
+        browser.goto(&host.url("/slow/")).await;
+        browser
+            .until("return document.title === 'slow is starting'")
+            .await;
+        std::fs::write(&gate, "").unwrap();
+        browser
+            .until("return document.body.innerText.startsWith('slow, process ')")
+            .await;
+    });
+    let looked = async {
+        looked.await;
+        // Without a browser it may start now.
+        std::fs::write(&gate, "").unwrap();
+    };
+    // A program waits for the answer itself.
+    let (answer, ()) = tokio::join!(page("*/*"), looked);
+    assert_eq!(answer.status(), 200);
+    assert!(host.line("slow").await.contains("1 starts"));
+    host.stop();
 }
 
 fn said(selector: &str, text: &str) -> String {
@@ -217,7 +265,7 @@ async fn pictures_are_taken_when_they_are_asked_for() {
     with_browser(async |browser| {
         let trouble = r#"
 [backend.mail]
-command = ["sh", "-c", "echo 'mail: opening the spool'; echo 'mail: /var/spool/mail: Permission denied' >&2; exit 3", "mail", "{port}"]
+command = ["sh", "-c", "echo 'mail: opening the spool' >&2; echo 'mail: /var/spool/mail: Permission denied' >&2; exit 3", "mail", "{port}"]
 "#;
         let names = ["films", "maps", "music", "news", "wiki"];
         let host = Host::start_with(&demo(3, &names, trouble), &["--admin"]);
@@ -227,11 +275,14 @@ command = ["sh", "-c", "echo 'mail: opening the spool'; echo 'mail: /var/spool/m
         an_evening(&host).await;
         browser.run("document.querySelector('[data-name=mail] .trouble details').open = true").await;
         for (scheme, width, height, file) in [
-            ("light", 1000, 1120, "status-light.png"),
-            ("dark", 1000, 1120, "status-dark.png"),
-            ("dark", 360, 1120, "status-phone.png"),
+            ("light", 1000, 0, "status-light.png"),
+            ("dark", 1000, 0, "status-dark.png"),
+            ("dark", 360, 1200, "status-phone.png"),
         ] {
-            browser.screen(scheme, width, height).await;
+            browser.screen(scheme, width, 1000).await;
+            let whole = browser.run("return document.documentElement.scrollHeight").await;
+            let whole = whole.as_u64().unwrap().try_into().unwrap();
+            browser.screen(scheme, width, if height == 0 { whole } else { height }).await;
             browser.until(&format!("return innerWidth === {width}")).await;
             // The next drawing is for this width.
             tokio::time::sleep(Duration::from_millis(600)).await;
@@ -277,8 +328,19 @@ async fn an_evening(host: &Host) {
         }
         pause(5.0 + f64::from(round)).await;
     }
-    for name in ["films", "maps", "music", "news"] {
-        host.begin(&format!("/{name}/stream"));
-        pause(0.3).await;
+    // In use until the host stops: one call begins before the other ends.
+    for name in ["films", "maps", "music"] {
+        let calls = host.calls(&format!("/{name}/stream"));
+        tokio::spawn(async move {
+            loop {
+                tokio::spawn(calls());
+                tokio::time::sleep(Duration::from_millis(900)).await;
+            }
+        });
+        pause(0.5).await;
+    }
+    for name in ["news", "wiki"] {
+        tokio::spawn(host.calls(&format!("/{name}/report"))());
+        pause(0.8).await;
     }
 }

@@ -115,6 +115,17 @@ pub enum Clock {
 }
 
 /// The numbers of a ceiling at the moment it had no room.
+///
+/// A maker whose room is not a ceiling's, a cluster's for one, says so by the default, which has no
+/// numbers; the cause tells the rest.
+///
+/// ```
+/// use tower_on_demand::{Error, ErrorKind, NoRoom};
+///
+/// let error = Error::new(ErrorKind::NoRoom(NoRoom::default())).because("no node has 2 cpus free");
+/// assert!(error.is_refusal());
+/// assert_eq!(format!("{error:#}"), "no room: no node has 2 cpus free");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct NoRoom {
@@ -182,6 +193,14 @@ impl Error {
     /// The error of the service behind a layer. An error of this crate stays what it is.
     pub fn service(error: impl Into<BoxError>) -> Self {
         Self::wrap(ErrorKind::Service, error.into())
+    }
+
+    /// For makers: the backend was not ready `after` so long ([`StartTimeout`](ErrorKind::StartTimeout)).
+    pub fn not_ready_within(after: Duration) -> Self {
+        Self::new(ErrorKind::StartTimeout {
+            clock: Clock::ReadyWithin,
+            after,
+        })
     }
 
     /// The error of a maker. An error of this crate stays what it is.
@@ -363,6 +382,9 @@ impl fmt::Display for ErrorKind {
 
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return f.write_str("no room");
+        }
         write!(
             f,
             "no room: {} of {} in use by {} running, {} of them busy; {} waiting, this one for {:.1?}",

@@ -1,6 +1,6 @@
 //! Waiting until a child is ready, and watching it while it runs.
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
@@ -43,6 +43,8 @@ pub(super) async fn until_ready(
     };
     // A socket that the host opened is nobody else's.
     let mut verified = command.any_listener || command.listen.is_handed();
+    // A look at all processes may take longer than a probe has, on a busy machine: the next probe awaits the same.
+    let mut verifying = None;
     let mut last = None;
     // A child that is quick is found to be ready quickly.
     let mut every = FIRST.min(command.probe_every);
@@ -52,7 +54,10 @@ pub(super) async fn until_ready(
         let tried = timeout_at(bound, async {
             let stream = process.address().connect().await?;
             if !verified {
-                match verify(process, &stream).await {
+                let verdict = verifying.get_or_insert_with(|| Box::pin(verify(process, &stream)));
+                let verdict = verdict.await;
+                verifying = None;
+                match verdict {
                     Verdict::Child => verified = true,
                     Verdict::Unseen(why) => return Err(why.into()),
                     Verdict::Stranger(who) => return Ok(Some(who)),
@@ -90,31 +95,32 @@ enum Verdict {
 }
 
 #[cfg(target_os = "linux")]
-async fn verify(process: &Process, stream: &Stream) -> Verdict {
+fn verify(process: &Process, stream: &Stream) -> impl Future<Output = Verdict> + use<> {
     use super::linux::{Listener, who_listens};
     let (address, group) = (process.address().clone(), process.pid());
-    let peer = stream.peer();
-    let seen = tokio::task::spawn_blocking(move || who_listens(&address, group, peer)).await;
-    let address = process.address();
-    match seen {
-        Ok(Listener::Group) => Verdict::Child,
-        Ok(Listener::Stranger(Some(holder))) => Verdict::Stranger(format!(
-            "{holder} listens on {address} and is not of its process group"
-        )),
-        Ok(Listener::Stranger(None)) => Verdict::Stranger(format!(
-            "who listens on {address} is not seen to be of its process group \
-             (`any_listener` accepts whoever it is)"
-        )),
-        Ok(Listener::Nobody) | Err(_) => Verdict::Unseen(format!(
-            "nobody is seen to listen on {address} (`any_listener` accepts whoever it is)"
-        )),
+    let (at, peer) = (address.clone(), stream.peer());
+    let seen = tokio::task::spawn_blocking(move || who_listens(&at, group, peer));
+    async move {
+        match seen.await {
+            Ok(Listener::Group) => Verdict::Child,
+            Ok(Listener::Stranger(Some(holder))) => Verdict::Stranger(format!(
+                "{holder} listens on {address} and is not of its process group"
+            )),
+            Ok(Listener::Stranger(None)) => Verdict::Stranger(format!(
+                "who listens on {address} is not seen to be of its process group \
+                 (`any_listener` accepts whoever it is)"
+            )),
+            Ok(Listener::Nobody) | Err(_) => Verdict::Unseen(format!(
+                "nobody is seen to listen on {address} (`any_listener` accepts whoever it is)"
+            )),
+        }
     }
 }
 
 /// Who listens is not seen here.
 #[cfg(not(target_os = "linux"))]
-async fn verify(_process: &Process, _stream: &Stream) -> Verdict {
-    Verdict::Child
+fn verify(_process: &Process, _stream: &Stream) -> impl Future<Output = Verdict> + use<> {
+    std::future::ready(Verdict::Child)
 }
 
 /// Probes a running instance until it ends or fails too often.

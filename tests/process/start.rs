@@ -313,6 +313,19 @@ async fn s37_a_stranger_who_took_the_port_is_not_taken_for_the_child() {
 }
 
 #[tokio::test]
+async fn a_look_at_who_listens_may_take_longer_than_a_probe_may() {
+    let _test = Test::begins();
+    // Each of them is looked at, and no look is done within a millisecond; a connection may be.
+    let listeners = (0..700).map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let listeners: Vec<_> = listeners.collect();
+    let command = child("a", "at={address}")
+        .probes(ms(1), ms(1))
+        .ready_within(Duration::from_secs(10));
+    started(command).await.stop().await;
+    drop(listeners);
+}
+
+#[tokio::test]
 async fn s37_a_stranger_on_a_port_that_is_always_the_same_fails_the_start() {
     let _test = Test::begins();
     let log = Log::new();

@@ -65,15 +65,15 @@ pub(crate) async fn run() -> Result<(), String> {
 
     let listener = host::bind(config.listen).await?;
     let url = host::url(&listener);
-    let (host, idle_evict) = Host::new(&config, feed, Pages::new(false, None));
+    let (host, idle_evict) = Host::new(&config, feed.clone(), Pages::new(false, None));
     let sweeping = tokio::spawn(idle_evict.run());
     let host = Arc::new(host);
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(host::serve(host.clone(), listener, async {
         let _ = stopped.await;
     }));
-    let timeline = Timeline::new();
-    let following = tokio::spawn(timeline.clone().follow(host.group().clone(), LIMIT));
+    let timeline = Timeline::new(feed);
+    let following = tokio::spawn(timeline.clone().follow());
 
     println!("six backends, room for {LIMIT} at once, on {url}/<backend>/\n");
     let driver = Driver::new(&url, timeline.clone());
@@ -85,10 +85,9 @@ pub(crate) async fn run() -> Result<(), String> {
     let _ = stop.send(());
     let begun = serving.await.map_err(|error| error.to_string())?;
     host.stop(config.drain, begun).await;
-    // What happened last is said as well.
-    sleep(Duration::from_millis(30)).await;
-    following.abort();
     sweeping.abort();
+    // What happened last is said as well.
+    let _ = following.await;
 
     verdict(&ledger, &host, &driver)
 }

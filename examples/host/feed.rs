@@ -67,6 +67,13 @@ pub(crate) struct Told {
     pub(crate) fields: Map<String, Value>,
 }
 
+impl Told {
+    /// A field that is a text.
+    pub(crate) fn text(&self, field: &str) -> Option<&str> {
+        self.fields.get(field)?.as_str()
+    }
+}
+
 /// Which of the two kinds an event is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -153,6 +160,11 @@ impl Feed {
             events,
             gap: id < kept.forgotten,
         }
+    }
+
+    /// The last event.
+    pub(crate) fn last(&self) -> u64 {
+        self.kept().last
     }
 
     /// The last transitions, the oldest first.

@@ -20,7 +20,7 @@ use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSync
 use tower_on_demand::{
     CeilingLayer, CoalesceHandle, CoalesceLayer, Error, ErrorKind, Group, IdleEvict,
     LazyStartLayer, Runtime,
-    http::{ProgressPageLayer, StatusLayer, UntilBothEnd},
+    http::{OnDemandHeaderLayer, ProgressPageLayer, StatusLayer, UntilBothEnd},
     process::{Client, Process, Spawn},
 };
 
@@ -94,6 +94,7 @@ impl Host {
                 .layer(coalesced)
                 .and_then(share::collected)
                 .map_response(|response: Response<_>| response.map(boxed))
+                .layer(OnDemandHeaderLayer::new())
                 .layer(lazy_start.join(&group))
                 .layer(
                     evictable

@@ -5,6 +5,8 @@
 //! host --config FILE      the backends of a TOML file; see real.toml
 //! host --demo             shows what the layers do, in a few seconds, and checks it
 //! ```
+//!
+//! `http://127.0.0.1:8080/_` is a page that shows them all; with `--admin` it has buttons. See `pages`.
 #![allow(clippy::disallowed_methods)] // an example may read the clock
 
 mod backend;
@@ -164,9 +166,8 @@ async fn serve(
     let pages = Pages::new(admin, Some(metrics));
     let (host, idle_evict) = Host::new(&config, feed.clone(), pages);
     let sweeping = tokio::spawn(idle_evict.run());
-    let watching = tokio::spawn(uses::follow(host.group().clone(), feed));
-    let timeline = Timeline::new();
-    let following = tokio::spawn(timeline.clone().follow(host.group().clone(), config.limit));
+    let watching = tokio::spawn(uses::follow(host.group().clone(), feed.clone()));
+    let following = tokio::spawn(Timeline::new(feed).follow());
 
     welcome(&host, &config, &listener, file.is_none());
     let host = Arc::new(host);
@@ -183,9 +184,10 @@ async fn serve(
             process::exit(1);
         }
     }
-    following.abort();
     watching.abort();
     sweeping.abort();
+    // What happened last is said as well.
+    let _ = following.await;
     println!("stopped: nothing is left");
     Ok(())
 }

@@ -109,7 +109,7 @@ fn of<'a>(
     name: &'a str,
 ) -> impl DoubleEndedIterator<Item = &'a Told> {
     let entries = transitions.iter().map(|told| &**told);
-    entries.filter(move |told| told.fields.get("backend").is_some_and(|its| its == name))
+    entries.filter(move |told| told.text("backend") == Some(name))
 }
 
 /// What the last starts took.

@@ -88,7 +88,7 @@ const ms = (n) => seconds(n / 1000);
 // An event as a sentence whose subject is the backend; none for those that are not worth one.
 const sentence = (e) => {
   switch (e.event) {
-    case 'starting': return 'is wanted, and starts';
+    case 'starting': return 'is wanted';
     case 'waiting for room': return `waits for room${e.place ? `, place ${e.place}` : ''}`;
     case 'ready': return `runs, after ${ms(e.took_ms)}${e.waited_ms > 0 ? `, of which it waited ${ms(e.waited_ms)} for room` : ''}`;
     case 'start failed': return `did not start: ${cause(e)}`;

@@ -4,9 +4,16 @@
 const $ = (id) => document.getElementById(id);
 const rows = new Map();
 const LINES = 200;
+// How often the status is asked for when nothing happens, and how often at most when much does.
 const EVERY = 2000;
+const SOON = 100;
+// How often the timelines are drawn at most, and when movement is not wanted.
+const FRAME = 250;
+const CALM = 5000;
 let status = null;
 let skew = 0;
+let run = null;
+let stale = true;
 
 const say = (element, text) => {
   if (element.textContent !== text) element.textContent = text;
@@ -83,9 +90,8 @@ class Row {
     }
     tell(parts.facts, facts);
     const error = b.last_error;
-    const troubled = error && (b.state === 'backing_off' || b.state === 'stopped' || b.state === 'starting' || b.last_end?.event === 'died');
-    parts.trouble.hidden = !troubled;
-    if (troubled) {
+    parts.trouble.hidden = !(error && b.failing);
+    if (error && b.failing) {
       const next = b.state === 'backing_off' && error.retry_after_seconds ? ` (tried again after ${seconds(error.retry_after_seconds)})` : '';
       say(parts.trouble.firstElementChild, `Last error: ${error.text}${next}`);
       parts.said.parentElement.hidden = !error.detail;
@@ -195,11 +201,17 @@ const showRoom = ({ ceiling }) => {
   }));
 };
 
-const show = (next) => {
-  if (status && status.run !== next.run) {
-    for (const { history } of rows.values()) Object.assign(history, new History());
+// Another run of the host knows nothing of what was before.
+const runs = (its) => {
+  if (run !== null && run !== its) {
+    for (const one of rows.values()) one.history = new History();
     $('log').replaceChildren();
   }
+  run = its;
+};
+
+const show = (next) => {
+  runs(String(next.run));
   status = next;
   skew = next.at_ms - Date.now();
   $('no-orders').hidden = next.admin;
@@ -214,16 +226,18 @@ const show = (next) => {
 let asking = false;
 let again = false;
 const refresh = async () => {
-  again = asking;
+  again = true;
   if (asking) return;
   asking = true;
+  again = false;
   try {
     const answer = await fetch('/_status');
     if (answer.ok) show(await answer.json());
-    draw();
+    stale = true;
   } catch {
     link('lost', 'no connection to the host');
   }
+  await new Promise((done) => { setTimeout(done, SOON); });
   asking = false;
   if (again) refresh();
 };
@@ -257,6 +271,7 @@ const happened = (e) => {
 };
 
 const draw = () => {
+  stale = false;
   const now = Date.now() + skew;
   const span = Number($('span').value);
   say($('division'), `a division is ${seconds(span / 4)}`);
@@ -278,14 +293,24 @@ const begin = async () => {
   const events = new EventSource('/_events');
   events.addEventListener('open', () => link('live', 'live'));
   events.addEventListener('error', () => link('lost', 'no connection to the host, trying again'));
-  events.addEventListener('message', ({ data }) => happened(JSON.parse(data)));
+  events.addEventListener('message', ({ data, lastEventId }) => {
+    if (lastEventId) runs(lastEventId.split('-')[0]);
+    happened(JSON.parse(data));
+  });
+  // What was before is there to be read, and is not read out.
+  setTimeout(() => { $('happened').setAttribute('aria-live', 'polite'); }, 3000);
   setInterval(() => { if (!document.hidden) refresh(); }, EVERY);
   const calm = matchMedia('(prefers-reduced-motion: reduce)');
   let drawn = 0;
   setInterval(() => {
-    drawn += 1;
-    if (!document.hidden && (!calm.matches || drawn % 20 === 0)) draw();
-  }, 250);
+    // As often as it moves by a pixel.
+    const step = calm.matches ? CALM : Number($('span').value) * 1000 / $('backends').clientWidth;
+    const due = stale || Date.now() - drawn >= step;
+    // What is not known is not drawn.
+    if (document.hidden || !due || $('link').dataset.link === 'lost') return;
+    drawn = Date.now();
+    draw();
+  }, FRAME);
   setInterval(describe, 5000);
   $('span').addEventListener('change', () => { draw(); describe(); });
   new ResizeObserver(draw).observe($('backends'));

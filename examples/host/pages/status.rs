@@ -9,7 +9,10 @@ use std::{
 use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 use tokio::{sync::Mutex, task::spawn_blocking};
-use tower_on_demand::process::{Process, Stats};
+use tower_on_demand::{
+    State, Status,
+    process::{Process, Stats},
+};
 
 use super::json;
 use crate::{
@@ -66,6 +69,7 @@ pub(super) async fn answer(host: &Host) -> Response<Body> {
             "pinned": served.pinned,
             "coalescing": served.coalesce.statistics(),
             "cold_starts_seconds": cold_starts(&transitions, &status.name),
+            "failing": failing(&transitions, &status),
             "last_end": last_end(&transitions, &status.name),
             "processes": served.children.alive().iter().map(|child| process(child, &usage)).collect::<Vec<_>>(),
         });
@@ -110,6 +114,17 @@ fn of<'a>(
 ) -> impl DoubleEndedIterator<Item = &'a Told> {
     let entries = transitions.iter().map(|told| &**told);
     entries.filter(move |told| told.text("backend") == Some(name))
+}
+
+/// Whether the last that was heard of a start or an instance is its failure.
+fn failing(transitions: &[Arc<Told>], status: &Status) -> bool {
+    let mut latest = of(transitions, &status.name).rev();
+    let ended = latest.find_map(|told| match told.event.as_str() {
+        "ready" => Some(false),
+        "start failed" | "died" => Some(true),
+        _ => None,
+    });
+    status.state != State::Running && ended.unwrap_or(status.last_error.is_some())
 }
 
 /// What the last starts took.

@@ -2,6 +2,8 @@
 // The timelines: what each backend was at, drawn as shapes that differ in height and pattern, not in colour alone.
 
 const SVG = 'http://www.w3.org/2000/svg';
+// More of one backend are not kept.
+const SEGMENTS = 3000;
 const HEIGHT = 30;
 const BASE = 25;
 // Top and height of what stands on the base line.
@@ -97,7 +99,7 @@ class History {
       case 'start refused': case 'start dropped': if (this.now?.kind === 'waiting' || this.now?.kind === 'starting') this.is(null, e.at_ms); break;
       case 'stopped': case 'stop failed': case 'lost': if (!late) this.is(null, e.at_ms); break;
     }
-    this.forget(Date.now() - 3700_000);
+    this.forget(e.at_ms - 3700_000);
   }
 
   // What the events have not told, since they are not kept for ever.
@@ -113,7 +115,8 @@ class History {
   }
 
   forget(before) {
-    while (this.segments.length && this.segments[0].to && this.segments[0].to < before) this.segments.shift();
+    const old = ({ to }) => to && (to < before || this.segments.length > SEGMENTS);
+    while (this.segments.length && old(this.segments[0])) this.segments.shift();
     while (this.marks.length && this.marks[0].at < before) this.marks.shift();
   }
 

@@ -57,13 +57,14 @@ const standing = (b) => {
     case 'shut_down':
       return { shape: 'unloaded', word: 'shut down' };
     default:
-      return { shape: b.starts === 0 && b.last_error ? 'backing_off' : 'stopped', word: whyStopped(b) };
+      return { shape: b.failing ? 'backing_off' : 'stopped', word: whyStopped(b) };
   }
 };
 
 const whyStopped = (b) => {
   const end = b.last_end;
-  if (b.starts === 0) return b.last_error ? 'did not start' : 'never started';
+  if (b.failing && end?.event !== 'died') return `did not start ${age(b.since_seconds)} ago`;
+  if (b.starts === 0) return 'never started';
   const since = `stopped ${age(b.since_seconds)} ago`;
   switch (end?.event) {
     case 'evicted': return `${since}: ${past(end)}`;

@@ -38,6 +38,7 @@ async fn the_status_tells_who_runs_who_holds_the_room_who_waits_and_what_went_wr
 
     assert_eq!(host.get("/mail/").await.unwrap().status(), 502);
     let status = host.status().await;
+    assert_eq!(backend(&status, "mail")["failing"], true);
     let error = &backend(&status, "mail")["last_error"];
     assert_eq!(error["kind"], "start_failed");
     assert!(
@@ -105,6 +106,7 @@ async fn the_status_tells_who_runs_who_holds_the_room_who_waits_and_what_went_wr
         (&json!("room"), &json!("music"))
     );
     assert_eq!(evicted["last_end"]["event"], "evicted");
+    assert_eq!(evicted["failing"], false);
     assert!(backend(&status, "music")["cold_starts_seconds"][0].as_f64() > Some(0.0));
 
     // Calls that are one.

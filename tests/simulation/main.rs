@@ -28,6 +28,7 @@ mod world;
 
 use std::{
     collections::BTreeMap,
+    io::Write,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
@@ -145,6 +146,11 @@ fn watch() {
     });
 }
 
+/// Says it whether or not the test's output is captured.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 /// Tells a seed's story.
 fn tell(seed: u64, found: &[String]) {
     let Outcome {
@@ -228,13 +234,15 @@ fn seeds() -> Vec<u64> {
     }
     let took = begun.elapsed();
     let rate = seeds as f64 / took.as_secs_f64();
-    println!(
+    say(&format!(
         "{seeds} seeds in {took:.1?}: {rate:.1} seeds per second, {polls} polls of tasks, at most {} (seed {})",
         most.0, most.1
-    );
-    println!("at most {polled} polls of a call beyond its own, {woken} wakes of a start in line");
+    ));
+    say(&format!(
+        "at most {polled} polls of a call beyond its own, {woken} wakes of a start in line"
+    ));
     for (name, count) in &counts {
-        println!("{count:>10} {name}");
+        say(&format!("{count:>10} {name}"));
     }
     if seeds >= ENOUGH && failed.is_empty() {
         let never: Vec<_> = EVENTS.iter().filter(|name| counts[**name] == 0).collect();

@@ -71,6 +71,7 @@ fn index(host: &Host) -> Response<Body> {
         );
         text.push_str(&line);
     }
+    text.push_str("\n/_ shows what runs, what waits, and why something was stopped\n");
     text_response(StatusCode::OK, text)
 }
 

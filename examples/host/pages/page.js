@@ -290,6 +290,7 @@ const begin = async () => {
   say($('where'), location.host);
   drawLegend();
   await refresh();
+  describe();
   const events = new EventSource('/_events');
   events.addEventListener('open', () => link('live', 'live'));
   events.addEventListener('error', () => link('lost', 'no connection to the host, trying again'));

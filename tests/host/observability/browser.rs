@@ -67,6 +67,10 @@ async fn a_browser_shows_what_happens_as_it_happens_and_takes_orders() {
         browser.until(&said("#log", "films is stopped: music needs its room")).await;
         browser.until(&said("[data-name=films] .word", "music needed its room")).await;
         browser.until("return document.querySelector('[data-name=films] .mark.evicted') !== null").await;
+        // The timeline says it to those who do not see it.
+        browser
+            .until("return document.querySelector('[data-name=films] [role=img]').ariaLabel?.includes('evicted 1 time')")
+            .await;
         browser.until(&said("#room", "maps idle")).await;
         browser.until(&said("#room", "music idle")).await;
 

@@ -13,7 +13,7 @@ use crate::feed::Feed;
 /// How many events are on their way to one reader, beyond what the kernel takes.
 pub(crate) const AHEAD: usize = 64;
 /// How long he may take no event.
-pub(crate) const SLOW: Duration = Duration::from_secs(15);
+pub(crate) const SLOW: Duration = Duration::from_secs(10);
 /// So often something is sent at least.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// When he comes back if he has lost the connection.

@@ -4,11 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use axum::response::{IntoResponse, sse::Sse};
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{future::join_all, stream};
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use serde_json::{Map, Value, json};
 use tokio::{
+    net::TcpStream,
     sync::{Notify, mpsc},
     time::{Instant, timeout},
 };
@@ -166,4 +167,37 @@ async fn a_reader_who_takes_nothing_is_let_go_and_one_who_waits_hears_that_the_h
     let only = Sse::new(stream::iter([Ok::<_, std::io::Error>(gap)]));
     let text = only.into_response().into_body().collect().await.unwrap();
     assert_eq!(text.to_bytes(), "data: {\"event\":\"gap\"}\n\n");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_of_a_reader_who_takes_nothing_is_closed() {
+    // Each says much when it fails.
+    let names: Vec<_> = (0..60).map(|n| format!("noisy-{n}")).collect();
+    let script =
+        "yes it says this line again and again, and that is much in the end | head -n 64; exit 1";
+    let noisy = names.iter().map(|name| {
+        format!(
+            "[backend.{name}]\ncommand = [\"sh\", \"-c\", \"{script}\", \"sh\", \"{{port}}\"]\n"
+        )
+    });
+    let host = Host::start(&demo(60, &[], &noisy.collect::<String>()));
+    let stream = TcpStream::connect(host.address()).await.unwrap();
+    let (mut requests, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::get(host.url("/_events")).body(()).unwrap();
+    let (answer, _) = requests.send_request(request, true).unwrap();
+    // Not read, so that the server may not send more than the first 64 KiB of it.
+    let body = answer.await.unwrap().into_body();
+
+    let paths: Vec<_> = names.iter().map(|name| format!("/{name}/")).collect();
+    let calls = paths.iter().map(|path| host.get(path));
+    join_all(calls).await;
+    assert!(!connection.is_finished());
+    let ended = timeout(LONG, connection).await;
+    let _ = ended.expect("the host has closed it").unwrap();
+    drop(body);
+    // Who reads is told all the same.
+    let mut reads = Follower::of(&host, None).await;
+    reads.until("start failed", "noisy-59").await;
+    host.stop();
 }

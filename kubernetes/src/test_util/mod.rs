@@ -52,7 +52,7 @@
 //! - A call whose future is dropped before it is answered has not happened.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fmt,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -103,7 +103,7 @@ struct State {
     pods: Pods,
     away: bool,
     cut_off: HashSet<String>,
-    latency: Duration,
+    latency: HashMap<String, Duration>,
     /// So many calls are refused, with so many seconds to wait.
     throttled: (u64, u64),
     /// Calls per second, the burst, what is left of it, and when that was.
@@ -128,7 +128,7 @@ impl Cluster {
             pods: Pods::default(),
             away: false,
             cut_off: HashSet::new(),
-            latency: Duration::ZERO,
+            latency: HashMap::new(),
             throttled: (0, 0),
             limit: None,
             hooks: Vec::new(),
@@ -363,9 +363,9 @@ impl Cluster {
         self.lock().limit = Some((f64::from(per_second), burst, burst, Instant::now()));
     }
 
-    /// How long each call takes.
-    pub fn latency(&self, latency: Duration) {
-        self.lock().latency = latency;
+    /// How long each call of one client takes.
+    pub fn latency(&self, who: &str, latency: Duration) {
+        self.lock().latency.insert(who.to_owned(), latency);
     }
 
     /// Just before the next call of `method` to a path that ends with `path`, `happens`.

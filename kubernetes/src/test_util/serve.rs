@@ -145,8 +145,8 @@ impl ApiServer {
             body: String::from_utf8_lossy(request.body()).into_owned(),
             status: 0,
         };
-        let latency = cluster.lock().latency;
-        if !latency.is_zero() {
+        let latency = cluster.lock().latency.get(&*self.who).copied();
+        if let Some(latency) = latency {
             tokio::time::sleep(latency).await;
         }
         let hook = {

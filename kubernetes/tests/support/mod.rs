@@ -137,8 +137,8 @@ impl Host {
         self.service.clone().oneshot(long).await
     }
 
-    /// The host is killed: nothing of it runs any more, and nothing is given back.
-    pub(crate) fn die(&self) {
+    /// Its heartbeat ends.
+    pub(crate) fn falls_silent(&self) {
         if let Some(beat) = &self.beat {
             beat.abort();
         }

@@ -56,15 +56,15 @@ pub struct Scale<C> {
     connect: C,
 }
 
-impl<B> Scale<fn(Endpoints) -> Http<B>>
-where
-    B: Body + Send + Unpin + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
-    /// For workloads that speak HTTP/1.1. `B` is the body of the requests.
-    pub fn http(client: Client) -> Self {
-        Self::new(client, Http::new)
+impl Scale<()> {
+    /// For workloads that speak HTTP/1.1. `B` is the body of the requests, inferred where it is called.
+    pub fn http<B>(client: Client) -> Scale<fn(Endpoints) -> Http<B>>
+    where
+        B: Body + Send + Unpin + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        Scale::new(client, Http::new)
     }
 }
 

@@ -130,7 +130,8 @@ async fn a_claim_that_lands_after_the_last_one_was_given_back_waits_and_starts_i
         world.cluster.latency("a", ms(20));
         world.cluster.latency("b", ms(20));
         a.call(ms(10)).await.unwrap();
-        let stopping = tokio::spawn(async move { a.group.stopped(secs(60)).await });
+        let stopping = a.group.clone();
+        let stopping = tokio::spawn(async move { stopping.stopped(secs(60)).await });
         sleep(ms(at)).await;
         b.call(secs(20)).await.unwrap();
         stopping.await.unwrap();
@@ -146,6 +147,7 @@ async fn a_claim_that_lands_after_the_last_one_was_given_back_waits_and_starts_i
         sleep(secs(120)).await;
         assert_eq!(replicas(&world), 0);
         assert_eq!(world.cluster.leases(), ["host.a", "host.b"]);
+        (a.falls_silent(), b.falls_silent());
     }
 }
 
@@ -322,7 +324,7 @@ async fn a_shared_start_that_is_dropped_at_any_moment_leaves_no_claim() {
         world.films();
         world.cluster.latency("a", ms(50));
         let (hosts, heartbeat) = Hosts::pair(world.cluster.client("a"), "front", "a").unwrap();
-        tokio::spawn(heartbeat.run());
+        let heartbeat = tokio::spawn(heartbeat.run());
         let scale = world.scale("a").shared(hosts);
         if let Ok(scaled) = timeout(ms(at), scale.oneshot(films())).await {
             scaled.unwrap().stop().await;
@@ -335,6 +337,7 @@ async fn a_shared_start_that_is_dropped_at_any_moment_leaves_no_claim() {
             "dropped after {at} ms"
         );
         assert_eq!(world.cluster.watches(), 0, "dropped after {at} ms");
+        heartbeat.abort();
     }
 }
 

@@ -147,7 +147,8 @@ async fn a_claim_that_lands_after_the_last_one_was_given_back_waits_and_starts_i
         sleep(secs(120)).await;
         assert_eq!(replicas(&world), 0);
         assert_eq!(world.cluster.leases(), ["host.a", "host.b"]);
-        (a.falls_silent(), b.falls_silent());
+        a.falls_silent();
+        b.falls_silent();
     }
 }
 

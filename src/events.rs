@@ -168,7 +168,7 @@ pub(crate) fn evicted(
     backend: &Arc<str>,
     generation: u64,
     reason: Eviction,
-    idle: Option<Duration>,
+    idle: Duration,
     room_for: Option<&str>,
 ) {
     count!(EVICTIONS, backend, "reason" => reason.as_str());
@@ -178,7 +178,7 @@ pub(crate) fn evicted(
         backend = &**backend,
         generation,
         reason = reason.as_str(),
-        idle_ms = idle.map(millis),
+        idle_ms = millis(idle),
         room_for,
         "evicted"
     );

@@ -6,7 +6,8 @@ use std::{
     pin::{Pin, pin},
     sync::{Arc, PoisonError, RwLock},
     task::{Context, Poll, ready},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use futures_channel::oneshot;
@@ -15,16 +16,18 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
-    backend::{Backend, Retired},
+    backend::Backend,
     error::{BoxError, Error, ErrorKind},
+    events,
     lifecycle::{
         calling::Calling,
         ending,
         instance::{Handed, Instance, Lender},
         maker::Caught,
+        owner::End,
     },
     runtime::Runtime,
-    target::{Intent, StartId, Urgency},
+    target::{Course, Intent, StartId, Urgency},
     usage::Usage,
 };
 
@@ -145,19 +148,21 @@ where
     }
 
     fn call(&mut self, target: T) -> Self::Future {
-        let start = StartId::next();
+        let (start, course) = (StartId::next(), Arc::<Course>::default());
         let intent = Intent {
             name: self.settings.name.clone(),
             urgency: Urgency::Demand,
             start,
             replaces: None,
             room: None,
-            course: Arc::default(),
+            course: course.clone(),
         };
         MakeKept {
             making: intent.scope(|| self.maker.call(target)),
             settings: self.settings.clone(),
             start,
+            began: self.settings.runtime.now(),
+            course,
         }
     }
 }
@@ -170,6 +175,8 @@ pub struct MakeKept<F> {
     making: F,
     settings: Settings,
     start: StartId,
+    began: Instant,
+    course: Arc<Course>,
 }
 
 impl<F, B, E> Future for MakeKept<F>
@@ -182,6 +189,9 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let backend = ready!(this.making.poll(cx))?;
+        let now = this.settings.runtime.now();
+        let took = now.saturating_duration_since(*this.began);
+        events::ready(&this.settings.name, ONLY, took, this.course.waited());
         Poll::Ready(Ok(keep(backend, this.settings, *this.start)))
     }
 }
@@ -194,9 +204,12 @@ impl<F> fmt::Debug for MakeKept<F> {
     }
 }
 
+/// There is one instance of each, so of no number.
+const ONLY: u64 = 1;
+
 fn keep<B: Backend>(backend: B, settings: &Settings, start: StartId) -> Kept<B::Lease> {
     let name = settings.name.clone();
-    let instance = Instance::new(backend, 1, start, &settings.runtime, name.clone());
+    let instance = Instance::new(backend, ONLY, start, &settings.runtime, name.clone());
     let (held, released) = oneshot::channel();
     let shared = Arc::new(Shared {
         name,
@@ -255,29 +268,43 @@ impl<B: Backend> Keeper<B> {
     /// Running, until it is retired, dies or nobody holds it; then closed, drained, stopped, dropped.
     async fn run(mut self, released: oneshot::Receiver<()>) {
         let instance = self.instance.clone().expect("it was just made");
-        let died = {
+        let born = self.settings.runtime.now();
+        let end = {
             let mut retired = pin!(Caught::call(|| instance.backend.retired()));
             let mut released = pin!(released);
             poll_fn(|cx| {
                 if let Poll::Ready(retired) = retired.as_mut().poll(cx) {
-                    let by_itself = !matches!(retired, Ok(Retired::Evicted(_) | Retired::Closed));
-                    return Poll::Ready(by_itself);
+                    return Poll::Ready(End::of(retired));
                 }
                 // It resolves when the sending half is dropped, with the last handle.
-                released.as_mut().poll(cx).map(|_| false)
+                released.as_mut().poll(cx).map(|_| End::Halted)
             })
             .await
         };
         self.unpublish();
         self.instance = None;
         let runtime = &self.settings.runtime;
+        let lived = runtime.now().saturating_duration_since(born);
+        end.tell(&self.settings.name, ONLY, lived, &instance.usage);
+        let died = matches!(end, End::Died(_));
         if died {
             instance.usage.close_dead();
         } else {
             ending::drain(runtime, &instance.usage, || None).await;
         }
         // What did not stop as it should is dropped all the same.
-        let _ = ending::stop(runtime, instance, self.settings.stop_timeout).await;
+        let begun = runtime.now();
+        match ending::stop(runtime, instance, self.settings.stop_timeout).await {
+            Ok(ended) => {
+                let took = runtime.now().saturating_duration_since(begun);
+                let way = if died { "died" } else { ended.way.as_str() };
+                events::stopped(&self.settings.name, ONLY, took, way);
+            }
+            Err(error) => {
+                let error = error.of(self.settings.name.clone());
+                events::stop_failed(&self.settings.name, ONLY, &error);
+            }
+        }
     }
 
     fn unpublish(&self) {
@@ -296,7 +323,15 @@ impl<B: Backend> Drop for Keeper<B> {
     fn drop(&mut self) {
         self.unpublish();
         self.usage.close_dead();
-        self.instance = None;
+        let instance = self.instance.take();
+        let lost = instance.is_some() && !thread::panicking();
+        drop(instance);
+        if lost {
+            let why = "the executor dropped the task that owned it";
+            let error = Error::new(ErrorKind::ShutDown).because(why);
+            let name = &self.settings.name;
+            events::lost(name, ONLY, &error.of(name.clone()));
+        }
     }
 }
 

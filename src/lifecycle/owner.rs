@@ -50,7 +50,7 @@ pub(crate) struct Owner<T: Clone + Send + 'static, B: Backend> {
 }
 
 /// How an instance's life came to its end.
-pub(super) enum End {
+pub(crate) enum End {
     Died(Option<Error>),
     /// By a policy, while it was idle.
     Evicted(Eviction),
@@ -421,7 +421,7 @@ fn lend<B: Backend>(lender: &Lender<B>) -> Result<Handed<B::Lease>, Error> {
 
 impl End {
     /// What `retired()` came to, be it a panic.
-    pub(super) fn of(retired: Result<Retired, Error>) -> Self {
+    pub(crate) fn of(retired: Result<Retired, Error>) -> Self {
         match retired {
             Err(panicked) => End::Died(Some(panicked)),
             Ok(Retired::Died(error)) => End::Died(error),

@@ -21,9 +21,35 @@ use crate::{
     error::{Clock, Error, ErrorKind},
     events,
     sync::lock,
-    usage::Eviction,
+    usage::{Eviction, Usage},
     wakers::WakeList,
 };
+
+impl End {
+    /// The backend whose start needed the room.
+    fn room_for(&self, usage: &Usage) -> Option<Arc<str>> {
+        match self {
+            End::Evicted(Eviction::Room | Eviction::Yield) => usage.room_for(),
+            _ => None,
+        }
+    }
+
+    /// Tells that the life of an instance is over, and why.
+    pub(crate) fn tell(&self, name: &Arc<str>, generation: u64, lived: Duration, usage: &Usage) {
+        match self {
+            End::Died(error) => {
+                let error = error.clone().unwrap_or_else(|| Error::new(ErrorKind::Died));
+                events::died(name, generation, &error.of(name.clone()), lived);
+            }
+            End::Halted => events::stopping(name, generation),
+            End::Evicted(why) => {
+                let idle = Duration::from_nanos(usage.now().saturating_sub(usage.ended()));
+                let room_for = self.room_for(usage);
+                events::evicted(name, generation, *why, idle, room_for.as_deref());
+            }
+        }
+    }
+}
 
 impl<T, B> Owner<T, B>
 where
@@ -35,11 +61,9 @@ where
     pub(super) fn unpublish(&mut self, end: &End) {
         let core = &*self.core;
         let now = core.runtime.now();
-        let usage = self.current.as_ref().map(|instance| &instance.usage);
-        let room_for = match end {
-            End::Evicted(Eviction::Room | Eviction::Yield) => usage.and_then(|it| it.room_for()),
-            _ => None,
-        };
+        let usage = self.current.as_ref().map(|instance| instance.usage.clone());
+        let usage = usage.expect("it was published");
+        let room_for = end.room_for(&usage);
         let mut desk = lock(&core.desk);
         let lived = now.saturating_duration_since(desk.since);
         let generation = desk.generation;
@@ -64,7 +88,6 @@ where
         let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
         let instance = slot.take();
         drop(slot);
-        let last_error = desk.last_error.clone();
         // A restart has a pause of its own.
         let window = match end {
             End::Died(_) if !self.restarting => desk.history.check(&core.config.policy, now).err(),
@@ -74,15 +97,7 @@ where
         drop(instance);
         drop((old_error, old_for));
         let name = &core.config.name;
-        match (end, last_error) {
-            (End::Died(_), Some(error)) => events::died(name, generation, &error, lived),
-            (End::Died(_), None) | (End::Halted, _) => events::stopping(name, generation),
-            (End::Evicted(why), _) => {
-                let idle = usage.map(|usage| usage.now().saturating_sub(usage.ended()));
-                let idle = idle.map(Duration::from_nanos);
-                events::evicted(name, generation, *why, idle, room_for.as_deref());
-            }
-        }
+        end.tell(name, generation, lived, &usage);
         if let Some(window) = window {
             events::backing_off(name, window.left);
         }

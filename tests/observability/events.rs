@@ -6,8 +6,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tower::{ServiceBuilder, ServiceExt};
-use tower_on_demand::{CeilingLayer, IdleEvict, LazyStartLayer, UntilResponse, test_util};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_on_demand::{
+    CeilingLayer, IdleEvict, KeepLayer, LazyStartLayer, UntilResponse, test_util,
+};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::{
     layer::{Context, SubscriberExt},
@@ -214,4 +216,63 @@ fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
             assert!(told.any(has), "no {message:?} was told with {field}");
         }
     }
+}
+
+#[test]
+fn what_is_kept_for_a_pool_is_told_of_from_ready_on() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::registry().with(log.clone());
+    let _told = tracing::subscriber::set_default(subscriber);
+
+    let (runtime, clock) = test_util::runtime(1);
+    let world = World::new(&runtime);
+    let (evictable, sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+    runtime.spawn(sweeper.run());
+    let maker = evictable.idle_after(secs(60)).layer(world.maker());
+    let mut keep = KeepLayer::new(runtime).name("kept").layer(maker);
+    let mut kept = || clock.block_on(keep.call("a".to_owned())).expect("made");
+
+    let released = kept();
+    drop(released);
+    clock.advance(secs(1));
+    let idle = kept();
+    clock.advance(secs(61));
+    let killed = kept();
+    world.kill("a");
+    clock.advance(secs(1));
+    world.plan("a", |plan| plan.stop_hangs = true);
+    let hanging = kept();
+    drop(hanging);
+    clock.advance(secs(61));
+    let lost = kept();
+    clock.shutdown();
+
+    assert_eq!(
+        log.messages(),
+        [
+            "ready",
+            "stopping",
+            "stopped",
+            "ready",
+            "evicted",
+            "stopped",
+            "ready",
+            "died",
+            "stopped",
+            "ready",
+            "stopping",
+            "stop failed",
+            "ready",
+            "lost",
+        ]
+    );
+    assert_eq!(log.last("evicted").field("reason"), "\"idle\"");
+    assert_eq!(log.last("stopped").field("way"), "\"died\"");
+    let events = log.0.lock().expect("whole");
+    assert!(
+        events
+            .iter()
+            .all(|event| event.field("backend") == "\"kept\"")
+    );
+    drop((idle, killed, lost));
 }

@@ -14,29 +14,20 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use hashbrown::HashTable;
 pub(crate) use slab::Slab;
 
-/// A value that one takes out and brings back, boxed: one atomic step each.
+/// A value that one takes out and brings back, boxed: one step each.
 #[cfg(any(feature = "coalesce", on_demand_loom))]
-pub(crate) struct Slot<T> {
-    #[cfg(not(on_demand_loom))]
-    cell: crossbeam_utils::atomic::AtomicCell<Option<Box<T>>>,
-    #[cfg(on_demand_loom)]
-    cell: Mutex<Option<Box<T>>>,
-}
+pub(crate) struct Slot<T>(Mutex<Option<Box<T>>>);
 
 #[cfg(any(feature = "coalesce", on_demand_loom))]
 impl<T> Slot<T> {
     pub(crate) fn empty() -> Self {
-        Self {
-            cell: Default::default(),
-        }
+        Self(Mutex::new(None))
     }
 
-    /// Exchanges what is in it, as an `AcqRel` swap.
+    /// Exchanges what is in it. Each sees what was before the exchanges before it.
+    #[inline]
     pub(crate) fn swap(&self, value: Option<Box<T>>) -> Option<Box<T>> {
-        #[cfg(not(on_demand_loom))]
-        return self.cell.swap(value);
-        #[cfg(on_demand_loom)]
-        return std::mem::replace(&mut *lock(&self.cell), value);
+        std::mem::replace(&mut *lock(&self.0), value)
     }
 }
 

@@ -5,7 +5,7 @@
 //! every step what they saw is held against the invariants; at the end everything must drain to zero.
 //!
 //! `cargo test --release --all-features --test simulation` runs 2,000 seeds (a debug build 200); `SEEDS=n` more or fewer,
-//! from `FIRST=m` on. A seed that fails tells its story; `SEED=n` runs that one and tells it too.
+//! from `FIRST=m` on; all processors take part. A seed that fails tells its story; `SEED=n` runs that one and tells it too.
 #![cfg(feature = "full")]
 
 mod acts;
@@ -27,10 +27,14 @@ mod support;
 mod world;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::Write,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -107,7 +111,7 @@ fn number(name: &str) -> Option<u64> {
 
 /// A run whose own panic is a failure like any other.
 fn run(seed: u64, story: bool) -> Outcome {
-    RUNNING.store(seed, Ordering::Relaxed);
+    let _running = Running::begins(seed);
     catch_unwind(AssertUnwindSafe(|| sim::run(seed, story))).unwrap_or_else(|panic| {
         let message = panic
             .downcast_ref::<String>()
@@ -123,21 +127,40 @@ fn run(seed: u64, story: bool) -> Outcome {
     })
 }
 
-/// The seed that is run, for the one who watches over it.
-static RUNNING: AtomicU64 = AtomicU64::new(u64::MAX);
-/// After so long it is taken to run for ever.
+/// The seeds that are run, for the one who watches over them.
+static RUNNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+/// After so long a seed is taken to run for ever.
 const TOO_LONG: Duration = Duration::from_secs(120);
+
+fn running() -> MutexGuard<'static, BTreeSet<u64>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Running(u64);
+
+impl Running {
+    fn begins(seed: u64) -> Self {
+        running().insert(seed);
+        Self(seed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        running().remove(&self.0);
+    }
+}
 
 /// Ends the process when a seed runs for ever: nothing else could.
 fn watch() {
     std::thread::spawn(|| {
-        let mut seen = u64::MAX;
+        let mut seen = BTreeSet::new();
         loop {
             std::thread::sleep(TOO_LONG);
-            let now = RUNNING.load(Ordering::Relaxed);
-            if now != u64::MAX && now == seen {
+            let now = running().clone();
+            if let Some(seed) = now.intersection(&seen).next() {
                 println!(
-                    "seed {now} runs for ever: SEED={now} cargo test --all-features --test simulation"
+                    "seed {seed} runs for ever: SEED={seed} cargo test --all-features --test simulation"
                 );
                 std::process::abort();
             }
@@ -159,6 +182,10 @@ fn tell(seed: u64, found: &[String]) {
     for (at, line) in &story {
         println!("{:>14.6} {line}", at.as_secs_f64());
     }
+    if found.is_empty() && violations.is_empty() {
+        println!("\nseed {seed} holds");
+        return;
+    }
     println!("\nseed {seed} fails:");
     for violation in if violations.is_empty() {
         found
@@ -174,7 +201,6 @@ fn tell(seed: u64, found: &[String]) {
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "it tells how long it took")]
 fn random_fleets_keep_every_invariant_and_drain_to_zero() {
     // The panics of fake user code are part of the story.
     let hook = std::panic::take_hook();
@@ -184,69 +210,113 @@ fn random_fleets_keep_every_invariant_and_drain_to_zero() {
         }
     }));
     watch();
-    let runner = std::thread::Builder::new().name("simulation".to_owned());
-    let failed = runner.spawn(seeds).expect("a thread").join();
-    assert_eq!(
-        failed.expect("it does not panic"),
-        [0; 0],
-        "seeds that fail"
-    );
+    let failed = match number("SEED") {
+        Some(seed) => {
+            let outcome = named(move || run(seed, false));
+            let outcome = outcome.join().expect("it does not panic");
+            let failed = !outcome.violations.is_empty();
+            // Told in any case.
+            named(move || tell(seed, &outcome.violations))
+                .join()
+                .expect("it does not panic");
+            failed.then_some(seed).into_iter().collect()
+        }
+        None => seeds(),
+    };
+    assert_eq!(failed, [0; 0], "seeds that fail");
 }
 
-/// Those that fail.
-#[allow(clippy::disallowed_methods, reason = "it tells how long it took")]
-fn seeds() -> Vec<u64> {
-    if let Some(seed) = number("SEED") {
-        let outcome = run(seed, false);
-        tell(seed, &outcome.violations);
-        return (!outcome.violations.is_empty())
-            .then_some(seed)
-            .into_iter()
-            .collect();
-    }
-    let (first, seeds) = (
-        number("FIRST").unwrap_or(0),
-        number("SEEDS").unwrap_or(SEEDS),
-    );
-    let begun = Instant::now();
-    let mut counts: BTreeMap<&'static str, u64> = EVENTS.iter().map(|name| (*name, 0)).collect();
-    let (mut failed, mut polls, mut most) = (Vec::new(), 0, (0, 0));
-    let (mut polled, mut woken) = (0, 0);
-    for seed in first..first + seeds {
-        let outcome = run(seed, false);
-        polls += outcome.polls;
-        most = most.max((outcome.polls, seed));
-        polled = polled.max(outcome.most.0);
-        woken = woken.max(outcome.most.1);
+/// A thread whose panics are part of the story.
+fn named<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> JoinHandle<R> {
+    let runner = std::thread::Builder::new().name("simulation".to_owned());
+    runner.spawn(work).expect("a thread")
+}
+
+/// What came of all seeds so far.
+#[derive(Default)]
+struct Sum {
+    counts: BTreeMap<&'static str, u64>,
+    failed: Vec<u64>,
+    polls: u64,
+    /// The most polls of one seed, and which it was.
+    most: (u64, u64),
+    polled: u64,
+    woken: u64,
+}
+
+impl Sum {
+    fn add(&mut self, seed: u64, outcome: Outcome) {
+        self.polls += outcome.polls;
+        self.most = self.most.max((outcome.polls, seed));
+        self.polled = self.polled.max(outcome.most.0);
+        self.woken = self.woken.max(outcome.most.1);
         for (name, count) in outcome.counts {
-            *counts.entry(name).or_default() += count;
+            *self.counts.entry(name).or_default() += count;
         }
         if !outcome.violations.is_empty() {
             println!("seed {seed}: {}", outcome.violations[0]);
-            failed.push(seed);
-            if failed.len() == 1 {
+            self.failed.push(seed);
+            if self.failed.len() == 1 {
                 tell(seed, &outcome.violations);
-            }
-            if failed.len() == 20 {
-                break;
             }
         }
     }
+}
+
+/// Runs them on all processors. Those that fail.
+#[allow(clippy::disallowed_methods, reason = "it tells how long it took")]
+fn seeds() -> Vec<u64> {
+    let first = number("FIRST").unwrap_or(0);
+    let seeds = number("SEEDS").unwrap_or(SEEDS);
+    let begun = Instant::now();
+    let sum = Arc::new(Mutex::new(Sum {
+        counts: EVENTS.iter().map(|name| (*name, 0)).collect(),
+        ..Sum::default()
+    }));
+    let next = Arc::new(AtomicU64::new(first));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let runners: Vec<_> = (0..threads)
+        .map(|_| {
+            let (sum, next) = (sum.clone(), next.clone());
+            named(move || {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + seeds || sum.lock().expect("no panic").failed.len() >= 20 {
+                        return;
+                    }
+                    let outcome = run(seed, false);
+                    sum.lock().expect("no panic").add(seed, outcome);
+                }
+            })
+        })
+        .collect();
+    for runner in runners {
+        runner.join().expect("it does not panic");
+    }
     let took = begun.elapsed();
+    let Sum {
+        counts,
+        failed,
+        polls,
+        most,
+        polled,
+        woken,
+    } = &*sum.lock().expect("no panic");
     let rate = seeds as f64 / took.as_secs_f64();
     say(&format!(
-        "{seeds} seeds in {took:.1?}: {rate:.1} seeds per second, {polls} polls of tasks, at most {} (seed {})",
+        "{seeds} seeds in {took:.1?}: {rate:.1} seeds per second on {threads} threads, {polls} polls of tasks, at most \
+         {} (seed {})",
         most.0, most.1
     ));
     say(&format!(
         "at most {polled} polls of a call beyond its own, {woken} wakes of a start in line"
     ));
-    for (name, count) in &counts {
+    for (name, count) in counts {
         say(&format!("{count:>10} {name}"));
     }
     if seeds >= ENOUGH && failed.is_empty() {
         let never: Vec<_> = EVENTS.iter().filter(|name| counts[**name] == 0).collect();
         assert!(never.is_empty(), "never happened: {never:?}");
     }
-    failed
+    failed.clone()
 }

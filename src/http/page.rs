@@ -38,7 +38,7 @@ pub(super) fn waiting(status: &Status) -> String {
         (State::Starting, None) => write!(says, "Its start began {since} ago."),
         _ => write!(says, "Its start is about to begin."),
     };
-    let label = format_args!("aria-label=\"{name} is starting\"");
+    let label = format!("aria-label=\"{name} is starting\"");
     let mut bar = format!("<progress {label}></progress>");
     if let Some(last) = status.last_start {
         let _ = write!(says, " The last one took {}.", Seconds(last.took));

@@ -105,6 +105,11 @@ pub(crate) fn waited_for_room(backend: &Arc<str>, waited: Duration, admitted: bo
     time!(ROOM_WAIT, waited, backend, "outcome" => outcome);
 }
 
+/// A caller was refused before it waited. There may be many of these, so they are only counted.
+pub(crate) fn caller_refused(backend: &Arc<str>, error: &Error) {
+    count!(CALLERS_REFUSED, backend, "kind" => error.kind().as_str());
+}
+
 /// It serves calls, so long after its start began.
 pub(crate) fn ready(backend: &Arc<str>, generation: u64, took: Duration, waited: Duration) {
     count!(STARTS, backend);

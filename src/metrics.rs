@@ -25,6 +25,7 @@ pub(crate) const START: &str = "on_demand_start_seconds";
 pub(crate) const START_FAILURES: &str = "on_demand_start_failures_total";
 pub(crate) const START_REFUSALS: &str = "on_demand_start_refusals_total";
 pub(crate) const STARTS_DROPPED: &str = "on_demand_starts_dropped_total";
+pub(crate) const CALLERS_REFUSED: &str = "on_demand_callers_refused_total";
 pub(crate) const ROOM_WAIT: &str = "on_demand_room_wait_seconds";
 pub(crate) const EVICTIONS: &str = "on_demand_evictions_total";
 pub(crate) const CRASHES: &str = "on_demand_crashes_total";
@@ -52,6 +53,10 @@ pub fn describe() {
         (
             STARTS_DROPPED,
             "Starts that were given up before their end, by reason",
+        ),
+        (
+            CALLERS_REFUSED,
+            "Callers that were refused before they waited, by kind",
         ),
         (EVICTIONS, "Instances retired by a policy, by reason"),
         (CRASHES, "Instances that ended by themselves"),

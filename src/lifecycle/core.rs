@@ -17,8 +17,8 @@ use super::{
     status::{State, Status},
 };
 use crate::{
-    backend::Backend, error::Error, runtime::Runtime, sync::lock, target::Urgency, usage::Usage,
-    wakers::WakeList,
+    backend::Backend, error::Error, events, runtime::Runtime, sync::lock, target::Urgency,
+    usage::Usage, wakers::WakeList,
 };
 
 /// The settings of one backend.
@@ -275,8 +275,12 @@ where
             if desk.state == State::Running && Some(desk.generation) != not {
                 continue; // published since we looked
             }
-            desk.admit(&config.policy, now, config.max_callers)
-                .map_err(|error| error.of(config.name.clone()))?;
+            if let Err(error) = desk.admit(&config.policy, now, config.max_callers) {
+                drop(desk);
+                let error = error.of(config.name.clone());
+                events::caller_refused(&config.name, &error);
+                return Err(error);
+            }
             let ticket = desk.draw(not, urgency, now);
             let supply = desk.supply.take();
             let told = match supply {

@@ -111,7 +111,11 @@ fn metrics_count_what_the_backends_saw_and_are_those_of_the_table() {
         world.kill("a");
         clock.advance(secs(1));
         world.plan("a", |plan| plan.failing = 1);
-        clock.block_on(a.clone().oneshot(ms(0))).expect_err("fails");
+        for _ in 0..3 {
+            clock
+                .block_on(a.clone().oneshot(ms(0)))
+                .expect_err("fails, and is not tried again");
+        }
         clock.advance(secs(1));
         told.read(&snapshotter);
         assert_eq!(told.one("on_demand_starts_total{backend=a}"), 2.0);
@@ -120,6 +124,8 @@ fn metrics_count_what_the_backends_saw_and_are_those_of_the_table() {
         assert_eq!(told.one("on_demand_stops_total{backend=a,way=died}"), 1.0);
         let failures = "on_demand_start_failures_total{backend=a,kind=start_failed}";
         assert_eq!(told.one(failures), 1.0);
+        let refused = "on_demand_callers_refused_total{backend=a,kind=backing_off}";
+        assert_eq!(told.one(refused), 2.0);
 
         // Two are busy: one waits in vain, one gets the room of the first that falls idle, one is told
         // to stop meanwhile.

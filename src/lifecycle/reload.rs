@@ -190,10 +190,18 @@ where
         (bound, ordered) => bound.or(ordered),
     };
     ending::drain(&core.runtime, &old.usage, until).await;
-    let bound = core.config.stop_timeout;
-    if let Err(error) = ending::stop(&core.runtime, old, bound).await {
-        let error = error.of(core.config.name.clone());
-        let old = lock(&core.desk).last_error.replace(error);
-        drop(old);
+    let (name, generation) = (&core.config.name, old.generation);
+    let (begun, bound) = (core.runtime.now(), core.config.stop_timeout);
+    match ending::stop(&core.runtime, old, bound).await {
+        Ok(ended) => {
+            let took = core.runtime.now().saturating_duration_since(begun);
+            events::stopped(name, generation, took, ended.way.as_str());
+        }
+        Err(error) => {
+            let error = error.of(name.clone());
+            events::stop_failed(name, generation, &error);
+            let old = lock(&core.desk).last_error.replace(error);
+            drop(old);
+        }
     }
 }

@@ -107,6 +107,8 @@ fn every_transition_is_told_once_with_the_fields_of_the_table_and_no_call_is() {
 
     clock.block_on(a.handle().reload(None)).expect("reloaded");
     assert_eq!(log.last("reloaded").field("generation"), "2");
+    clock.advance(secs(1));
+    assert_eq!(log.last("stopped").field("generation"), "1");
 
     clock.advance(secs(61));
     let evicted = log.last("evicted");

@@ -92,7 +92,12 @@ fn metrics_count_what_the_backends_saw_and_are_those_of_the_table() {
         clock.block_on(a.handle().reload(None)).expect("reloaded");
         clock.advance(ms(50));
         told.read(&snapshotter);
+        assert_eq!(told.one("on_demand_reloads_total{backend=a}"), 1.0);
         assert_eq!(told.one("on_demand_alive{backend=a}"), 1.0);
+        assert_eq!(
+            told.one("on_demand_stops_total{backend=a,way=graceful}"),
+            1.0
+        );
         clock.advance(secs(61));
         told.read(&snapshotter);
         assert_eq!(told.one("on_demand_alive{backend=a}"), 0.0);
@@ -102,9 +107,9 @@ fn metrics_count_what_the_backends_saw_and_are_those_of_the_table() {
         );
         assert_eq!(
             told.one("on_demand_stops_total{backend=a,way=graceful}"),
-            1.0
+            2.0
         );
-        assert_eq!(told.of("on_demand_stop_seconds{backend=a}"), [0.01]);
+        assert_eq!(told.of("on_demand_stop_seconds{backend=a}"), [0.01, 0.01]);
 
         // Crashed, failed.
         clock.block_on(a.clone().oneshot(ms(0))).expect("served");

@@ -9,6 +9,7 @@ use crate::{
     error::Error,
     sync::Arc,
     usage::{Claim, Usage},
+    wakers::Key,
 };
 
 /// What a hold does with a request on its way to the backend.
@@ -91,54 +92,28 @@ impl<Res> Hold<Res> for UntilResponse {
 
 /// One use of an instance: as long as it lives the instance is busy, and no policy stops it.
 #[must_use = "the use ends when it is dropped"]
-pub struct Busy {
-    held: Held,
-    /// The registration of [`poll_cut`](Self::poll_cut).
-    cut_key: Option<usize>,
-}
+pub struct Busy(Held);
 
 enum Held {
     /// Somebody else counts, or nobody does.
     Nothing,
     Own(Claim),
-    Shared(Arc<Claim>),
+    /// With the registration of this handle: each hears of the end by itself.
+    Shared(Arc<Claim>, Key),
 }
 
 impl Busy {
+    #[inline]
     pub(crate) fn new(claim: Option<Claim>) -> Self {
-        let held = match claim {
+        Self(match claim {
             Some(claim) => Held::Own(claim),
             None => Held::Nothing,
-        };
-        Self {
-            held,
-            cut_key: None,
-        }
+        })
     }
 
     /// No use: somebody else counts, or nobody does.
     pub(crate) const fn nothing() -> Self {
-        Self {
-            held: Held::Nothing,
-            cut_key: None,
-        }
-    }
-
-    /// A use to be shared with [`again`](Self::again), of a word that nobody else has closed.
-    pub(crate) fn shared(usage: &Arc<Usage>) -> Self {
-        let claim = usage.claim().expect("its only user has not closed it");
-        Self {
-            held: Held::Shared(Arc::new(claim)),
-            cut_key: None,
-        }
-    }
-
-    /// How many others share this use; `None` if it is not shared.
-    pub(crate) fn others(&self) -> Option<u32> {
-        match &self.held {
-            Held::Shared(claim) => Some(Arc::strong_count(claim) as u32 - 1),
-            Held::Nothing | Held::Own(_) => None,
-        }
+        Self(Held::Nothing)
     }
 
     /// Claims the instance for a use that its last one may have left; `None` if it is closed or
@@ -152,18 +127,21 @@ impl Busy {
     }
 
     /// The use, leaving nothing behind.
+    #[inline]
     pub(crate) fn take(&mut self) -> Self {
-        std::mem::replace(self, Self::new(None))
+        std::mem::replace(self, Self::nothing())
     }
 
+    #[inline]
     fn get(&self) -> Option<&Claim> {
-        match &self.held {
+        match &self.0 {
             Held::Nothing => None,
             Held::Own(claim) => Some(claim),
-            Held::Shared(claim) => Some(claim),
+            Held::Shared(claim, _) => Some(claim),
         }
     }
 
+    #[inline]
     pub(crate) fn usage(&self) -> Option<&Arc<Usage>> {
         self.get().map(Claim::usage)
     }
@@ -185,32 +163,25 @@ impl Busy {
     /// Whoever holds a use for long, a streamed body for one, polls this beside its own work and
     /// ends with [`ErrorKind::Stopped`](crate::ErrorKind::Stopped).
     pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let usage = match &self.held {
-            Held::Nothing => return Poll::Pending,
-            Held::Own(claim) => claim.usage(),
-            Held::Shared(claim) => claim.usage(),
-        };
-        usage.poll_cut(&mut self.cut_key, cx.waker())
-    }
-
-    /// Whether a use that has not begun yet must not begin any more.
-    pub(crate) fn is_void(&self) -> bool {
-        self.usage().is_some_and(|usage| usage.look().is_void())
+        match &mut self.0 {
+            Held::Nothing => Poll::Pending,
+            Held::Own(claim) => claim.poll_cut(cx.waker()),
+            Held::Shared(claim, key) => claim.usage().poll_cut(key, cx.waker()),
+        }
     }
 
     /// Ready when a use that has not begun yet must not begin any more.
     pub(crate) fn poll_void(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let usage = match &self.held {
-            Held::Nothing => return Poll::Pending,
-            Held::Own(claim) => claim.usage(),
-            Held::Shared(claim) => claim.usage(),
-        };
-        usage.poll_void(&mut self.cut_key, cx.waker())
+        match &mut self.0 {
+            Held::Nothing => Poll::Pending,
+            Held::Own(claim) => claim.poll_void(cx.waker()),
+            Held::Shared(claim, key) => claim.usage().poll_void(key, cx.waker()),
+        }
     }
 
     /// Its end is no sign that anybody wants the instance. For a use that is not shared yet.
     pub(crate) fn keep_recency(&mut self) {
-        if let Held::Own(claim) = &mut self.held {
+        if let Held::Own(claim) = &mut self.0 {
             claim.keep_recency();
         }
     }
@@ -224,34 +195,117 @@ impl Busy {
     ///
     /// It still counts as one. The first share of a use allocates.
     pub fn share(&mut self) -> Self {
-        self.held = match std::mem::replace(&mut self.held, Held::Nothing) {
-            Held::Nothing => Held::Nothing,
-            Held::Own(claim) => Held::Shared(Arc::new(claim)),
-            Held::Shared(claim) => Held::Shared(claim),
+        self.0 = match std::mem::replace(&mut self.0, Held::Nothing) {
+            Held::Own(mut claim) => {
+                claim.forget_cut();
+                Held::Shared(Arc::new(claim), None)
+            }
+            held => held,
         };
         self.again()
     }
 
     /// Another handle of a use that is shared already.
     pub(crate) fn again(&self) -> Self {
-        let held = match &self.held {
-            Held::Shared(claim) => Held::Shared(claim.clone()),
+        Self(match &self.0 {
+            Held::Shared(claim, _) => Held::Shared(claim.clone(), None),
             Held::Nothing | Held::Own(_) => Held::Nothing,
-        };
-        Self {
-            held,
-            cut_key: None,
-        }
+        })
     }
 }
 
 impl Drop for Busy {
+    #[inline]
     fn drop(&mut self) {
-        if self.cut_key.is_some() {
-            let mut key = self.cut_key.take();
-            if let Some(usage) = self.usage() {
-                usage.forget_cut(&mut key);
-            }
+        if let Held::Shared(claim, key @ Some(_)) = &mut self.0 {
+            claim.usage().forget_cut(key);
+        }
+    }
+}
+
+/// One use that many share from the first, and a share costs what a reference does: or nothing, where somebody
+/// else counts.
+pub(crate) struct Share {
+    claim: Option<Arc<Claim>>,
+    cut: Key,
+}
+
+impl Share {
+    pub(crate) const fn nothing() -> Self {
+        Self {
+            claim: None,
+            cut: None,
+        }
+    }
+
+    /// The first share of a word that nobody else has closed.
+    pub(crate) fn new(usage: &Arc<Usage>) -> Self {
+        let claim = usage.claim().expect("its only user has not closed it");
+        Self {
+            claim: Some(Arc::new(claim)),
+            cut: None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            claim: self.claim.clone(),
+            cut: None,
+        }
+    }
+
+    /// How many others there are, if it counts.
+    pub(crate) fn others(&self) -> Option<u32> {
+        let claim = self.claim.as_ref()?;
+        Some(Arc::strong_count(claim) as u32 - 1)
+    }
+
+    /// As [`Busy::poll_cut`].
+    pub(crate) fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.claim {
+            Some(claim) => claim.usage().poll_cut(&mut self.cut, cx.waker()),
+            None => Poll::Pending,
+        }
+    }
+
+    /// As [`Busy::poll_void`].
+    pub(crate) fn poll_void(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.claim {
+            Some(claim) => claim.usage().poll_void(&mut self.cut, cx.waker()),
+            None => Poll::Pending,
+        }
+    }
+
+    pub(crate) fn is_void(&self) -> bool {
+        let claim = self.claim.as_ref();
+        claim.is_some_and(|claim| claim.usage().look().is_void())
+    }
+
+    /// `error` with the backend's name, where that is known.
+    pub(crate) fn named(&self, error: Error) -> Error {
+        let claim = self.claim.as_ref();
+        match claim.and_then(|claim| claim.usage().name()) {
+            Some(name) => error.of(name.clone()),
+            None => error,
+        }
+    }
+}
+
+impl From<Share> for Busy {
+    fn from(mut share: Share) -> Self {
+        match share.claim.take() {
+            Some(claim) => Self(Held::Shared(claim, share.cut.take())),
+            None => Self::nothing(),
+        }
+    }
+}
+
+impl Drop for Share {
+    #[inline]
+    fn drop(&mut self) {
+        if let (Some(claim), Some(_)) = (&self.claim, self.cut) {
+            claim.usage().forget_cut(&mut self.cut);
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     lifecycle::{
         calling::Calling,
         ending,
+        entrance::Borrowed,
         instance::{Handed, Instance, Lender},
         maker::Caught,
         owner::End,
@@ -248,7 +249,10 @@ impl<B: Backend> Lend<B::Lease> for Shared<B> {
     fn lend(&self) -> Option<Handed<B::Lease>> {
         // As in `LazyStart`: `lease()` runs under a read lock that only the task ever waits for.
         let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
-        slot.as_ref()?.lend_once()
+        match slot.as_ref()?.lend_once() {
+            Borrowed::Lease(handed) => Some(handed),
+            Borrowed::Closed(_) | Borrowed::Nothing => None,
+        }
     }
 
     fn name(&self) -> Arc<str> {
@@ -378,7 +382,7 @@ where
         let handed = self.readied.take();
         let handed = handed.expect("a service was called that is not ready");
         KeptFuture {
-            calling: Calling::new(handed, request),
+            calling: Some(Calling::new(handed, request)),
         }
     }
 }
@@ -405,7 +409,7 @@ impl<L> fmt::Debug for Kept<L> {
 #[must_use = "futures do nothing unless polled"]
 pub struct KeptFuture<F> {
     #[pin]
-    calling: Calling<F>,
+    calling: Option<Calling<F>>,
 }
 
 impl<F, R, E> Future for KeptFuture<F>
@@ -416,7 +420,11 @@ where
     type Output = Result<R, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().calling.poll(cx)
+        let mut calling = self.project().calling;
+        let call = calling.as_mut().as_pin_mut();
+        let answer = ready!(call.expect("polled after it was done").poll(cx));
+        calling.set(None);
+        Poll::Ready(answer)
     }
 }
 

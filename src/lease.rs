@@ -16,7 +16,8 @@ use crate::{
     busy::{Begin, Busy, Hold, UntilResponse},
     error::{BoxError, Error, ErrorKind},
     matches::{Matches, Nothing},
-    usage::{Claim, Holdouts, Refused, Usage},
+    usage::{Holdouts, Refused, Usage},
+    wakers::Key,
 };
 
 /// A service with its claim on the instance behind it, taken when it was lent.
@@ -27,87 +28,128 @@ use crate::{
 /// readied lease that is never called keeps its claim until it is dropped.
 pub struct Leased<S, H = UntilResponse, P = Nothing> {
     service: S,
-    claim: State,
+    stake: Stake,
     hold: H,
     not_use: P,
 }
 
-enum State {
+/// Beside the claim, if there is one: whence the next.
+enum Source {
     /// Somebody above counts.
     Uncounted,
-    Unclaimed(Unclaimed),
-    Claimed(Busy),
     /// For one call, which takes the claim along: nothing is left to claim again with.
-    Once(Option<Busy>),
+    Once,
+    /// The claim has the word, for the next one too.
+    Claim,
+    /// The next `poll_ready` claims.
+    Word(Arc<Usage>),
+    /// The claim was refused: for good, or while the instance yields. In a box, since few are.
+    Refused(Box<Refusal>),
 }
 
-/// A place among those who wait for a yielding instance, if it has registered.
-struct Unclaimed {
+/// What a lease has whose claim was refused: a place among those who wait for a yielding instance, if it
+/// has registered.
+struct Refusal {
     usage: Arc<Usage>,
-    key: Option<usize>,
-    /// From a refusal on. The service, which it vouches for, is dropped before.
-    holdout: Option<Arc<Holdouts>>,
+    key: Key,
+    /// The service, which it vouches for, is dropped before.
+    _holdout: Arc<Holdouts>,
 }
 
-impl Unclaimed {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Claim, Refused>> {
-        let claimed = self.usage.poll_claim(&mut self.key, cx.waker());
-        if claimed.is_pending() && self.holdout.is_none() {
-            self.holdout = Some(self.usage.hold_out());
-        }
-        claimed
+impl Refusal {
+    #[cold]
+    fn new(usage: &Arc<Usage>) -> Box<Self> {
+        Box::new(Self {
+            usage: usage.clone(),
+            key: None,
+            _holdout: usage.hold_out(),
+        })
     }
 }
 
-impl Drop for Unclaimed {
+impl Drop for Refusal {
     fn drop(&mut self) {
         self.usage.forget_claim(&mut self.key);
     }
 }
 
-impl State {
-    fn unclaimed(usage: &Arc<Usage>) -> Self {
-        State::Unclaimed(Unclaimed {
-            usage: usage.clone(),
-            key: None,
-            holdout: None,
-        })
-    }
+/// A claim, and its source once it has ended. The claim is moved as it is, from the lease into the future
+/// and on: a call is too short to put it together anew.
+struct Stake {
+    busy: Busy,
+    source: Source,
+}
 
-    fn claim(usage: &Arc<Usage>) -> Self {
+impl Stake {
+    /// `claimed` is the source of what comes after the claim.
+    #[inline]
+    fn claim(usage: &Arc<Usage>, claimed: Source) -> Self {
         match usage.claim() {
-            Ok(claim) => State::Claimed(Busy::new(Some(claim))),
+            Ok(claim) => Self {
+                busy: Busy::new(Some(claim)),
+                source: claimed,
+            },
             // `poll_ready` asks again, and says which it is. Until then this keeps a service: the
             // owner, who lets go of the instance only when no lease is being taken any more, leaves its
             // room to whoever holds out.
-            Err(Refused::Closed | Refused::Yielding) => State::Unclaimed(Unclaimed {
-                usage: usage.clone(),
-                key: None,
-                holdout: Some(usage.hold_out()),
-            }),
+            Err(Refused::Closed | Refused::Yielding) => Self {
+                busy: Busy::nothing(),
+                source: Source::Refused(Refusal::new(usage)),
+            },
         }
     }
 
     /// Takes the claim out, for one call.
+    #[inline(always)]
     fn take(&mut self) -> Busy {
-        match self {
-            State::Uncounted => Busy::nothing(),
-            State::Unclaimed(_) => panic!("a lease was called that is not ready"),
-            State::Once(claim) => claim.take().expect("a lease for one call"),
-            State::Claimed(claim) => {
-                let claim = claim.take();
-                if let Some(usage) = claim.usage() {
-                    *self = Self::unclaimed(usage);
-                }
-                claim
-            }
+        match (&self.source, self.busy.usage()) {
+            (Source::Uncounted, _) | (Source::Once, Some(_)) => {}
+            (Source::Claim, Some(usage)) => self.source = Source::Word(usage.clone()),
+            _ => panic!("a lease was called that is not ready"),
+        }
+        self.busy.take()
+    }
+
+    /// Ready when there is a claim, or none to be had.
+    #[inline]
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        match (&self.source, self.busy.usage()) {
+            (Source::Uncounted, _) => Poll::Ready(Ok(())),
+            (_, Some(usage)) if !usage.look().is_void() => Poll::Ready(Ok(())),
+            (Source::Word(_) | Source::Refused(_), _) => self.poll_claim(cx),
+            _ => Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
         }
     }
 
-    fn claimed(&mut self) -> Option<&mut Busy> {
-        match self {
-            State::Claimed(claim) | State::Once(Some(claim)) => Some(claim),
-            State::Uncounted | State::Unclaimed(_) | State::Once(None) => None,
+    #[cold]
+    fn poll_claim(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if let Source::Word(usage) = &self.source {
+            *self = Self::claim(&usage.clone(), Source::Claim);
+        }
+        if let Source::Refused(refusal) = &mut self.source {
+            let Refusal { usage, key, .. } = &mut **refusal;
+            match ready!(usage.poll_claim(key, cx.waker())) {
+                Ok(claim) => {
+                    self.busy = Busy::new(Some(claim));
+                    self.source = Source::Claim;
+                }
+                Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// For a clone of the lease, without a claim of its own.
+    fn again(&self) -> Self {
+        let source = match (&self.source, self.busy.usage()) {
+            (Source::Uncounted, _) => Source::Uncounted,
+            (Source::Word(usage), _) | (_, Some(usage)) => Source::Word(usage.clone()),
+            (Source::Refused(refusal), _) => Source::Word(refusal.usage.clone()),
+            (Source::Once | Source::Claim, None) => Source::Once,
+        };
+        Self {
+            busy: Busy::nothing(),
+            source,
         }
     }
 }
@@ -116,7 +158,10 @@ impl<S, H> Leased<S, H> {
     pub(crate) fn uncounted(service: S, hold: H) -> Self {
         Self {
             service,
-            claim: State::Uncounted,
+            stake: Stake {
+                busy: Busy::nothing(),
+                source: Source::Uncounted,
+            },
             hold,
             not_use: Nothing,
         }
@@ -127,21 +172,18 @@ impl<S, H, P> Leased<S, H, P> {
     pub(crate) fn claimed(service: S, usage: &Arc<Usage>, hold: H, not_use: P) -> Self {
         Self {
             service,
-            claim: State::claim(usage),
+            stake: Stake::claim(usage, Source::Claim),
             hold,
             not_use,
         }
     }
 
     /// A lease for one call: it costs one reference less.
+    #[inline]
     pub(crate) fn once(service: S, usage: &Arc<Usage>, hold: H, not_use: P) -> Self {
-        let claim = match State::claim(usage) {
-            State::Claimed(claim) => State::Once(Some(claim)),
-            unclaimed => unclaimed,
-        };
         Self {
             service,
-            claim,
+            stake: Stake::claim(usage, Source::Once),
             hold,
             not_use,
         }
@@ -163,15 +205,7 @@ impl<S: Clone, H: Clone, P: Clone> Clone for Leased<S, H, P> {
     fn clone(&self) -> Self {
         Self {
             service: self.service.clone(),
-            claim: match &self.claim {
-                State::Uncounted => State::Uncounted,
-                State::Unclaimed(unclaimed) => State::unclaimed(&unclaimed.usage),
-                State::Claimed(claim) | State::Once(Some(claim)) => match claim.usage() {
-                    Some(usage) => State::unclaimed(usage),
-                    None => State::Uncounted,
-                },
-                State::Once(None) => State::Once(None),
-            },
+            stake: self.stake.again(),
             hold: self.hold.clone(),
             not_use: self.not_use.clone(),
         }
@@ -190,32 +224,22 @@ where
     type Error = Error;
     type Future = LeasedFuture<S::Future, H::Hold>;
 
+    #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        match &mut self.claim {
-            State::Uncounted => {}
-            State::Claimed(claim) | State::Once(Some(claim)) => {
-                if claim.is_void() {
-                    return Poll::Ready(Err(Error::new(ErrorKind::Evicted)));
-                }
-            }
-            State::Once(None) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
-            State::Unclaimed(unclaimed) => match ready!(unclaimed.poll(cx)) {
-                Ok(claim) => self.claim = State::Claimed(Busy::new(Some(claim))),
-                Err(_) => return Poll::Ready(Err(Error::new(ErrorKind::Evicted))),
-            },
-        }
-        match (self.service.poll_ready(cx), self.claim.claimed()) {
-            (Poll::Pending, Some(claim)) => {
+        ready!(self.stake.poll(cx))?;
+        match self.service.poll_ready(cx) {
+            Poll::Ready(ready) => Poll::Ready(ready.map_err(Error::service)),
+            Poll::Pending => {
                 // It may never be ready any more.
-                ready!(claim.poll_void(cx));
+                ready!(self.stake.busy.poll_void(cx));
                 Poll::Ready(Err(Error::new(ErrorKind::Evicted)))
             }
-            (poll, _) => poll.map_err(Error::service),
         }
     }
 
+    #[inline(always)]
     fn call(&mut self, request: Req) -> Self::Future {
-        let mut busy = self.claim.take();
+        let mut busy = self.stake.take();
         if busy.usage().is_some() && self.not_use.matches(&request) {
             busy.keep_recency();
         }
@@ -241,10 +265,7 @@ impl<S: fmt::Debug, H, P> fmt::Debug for Leased<S, H, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leased")
             .field("service", &self.service)
-            .field(
-                "claimed",
-                &matches!(self.claim, State::Claimed(_) | State::Once(Some(_))),
-            )
+            .field("claimed", &self.stake.busy.usage().is_some())
             .finish_non_exhaustive()
     }
 }
@@ -268,6 +289,7 @@ where
 {
     type Output = Result<H::Response, Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let future = this.future.as_mut().as_pin_mut();

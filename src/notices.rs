@@ -11,7 +11,7 @@ use std::{any::Any, task::Poll, task::Waker, time::Duration};
 use crate::{
     sync::{Arc, Mutex, Weak, lock},
     usage::{Claim, Eviction, Look, Refused, Usage},
-    wakers::Wakers,
+    wakers::{Key, Wakers},
 };
 
 /// Somebody who decides over instances, and knows each by a key.
@@ -74,7 +74,7 @@ impl Usage {
     /// Claims the instance; while it is yielding, registers `waker` under `key` and is pending.
     pub(crate) fn poll_claim(
         self: &Arc<Self>,
-        key: &mut Option<usize>,
+        key: &mut Key,
         waker: &Waker,
     ) -> Poll<Result<Claim, Refused>> {
         match self.claim() {
@@ -97,7 +97,7 @@ impl Usage {
     }
 
     /// Ends the registration of [`poll_claim`](Self::poll_claim).
-    pub(crate) fn forget_claim(&self, key: &mut Option<usize>) {
+    pub(crate) fn forget_claim(&self, key: &mut Key) {
         if key.is_some() {
             let old = lock(&self.notices).yielding.remove(key);
             drop(old);
@@ -117,21 +117,16 @@ impl Usage {
     }
 
     /// Pending until uses in progress are to end now.
-    pub(crate) fn poll_cut(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+    pub(crate) fn poll_cut(&self, key: &mut Key, waker: &Waker) -> Poll<()> {
         self.poll_ending(key, waker, Look::is_cut)
     }
 
     /// Pending until claims that were not used for a call yet are void.
-    pub(crate) fn poll_void(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+    pub(crate) fn poll_void(&self, key: &mut Key, waker: &Waker) -> Poll<()> {
         self.poll_ending(key, waker, Look::is_void)
     }
 
-    fn poll_ending(
-        &self,
-        key: &mut Option<usize>,
-        waker: &Waker,
-        ended: fn(Look) -> bool,
-    ) -> Poll<()> {
+    fn poll_ending(&self, key: &mut Key, waker: &Waker, ended: fn(Look) -> bool) -> Poll<()> {
         if ended(self.look()) {
             return Poll::Ready(());
         }
@@ -146,7 +141,7 @@ impl Usage {
     }
 
     /// Ends the registration of [`poll_cut`](Self::poll_cut) and [`poll_void`](Self::poll_void).
-    pub(crate) fn forget_cut(&self, key: &mut Option<usize>) {
+    pub(crate) fn forget_cut(&self, key: &mut Key) {
         if key.is_some() {
             let old = lock(&self.notices).cutting.remove(key);
             drop(old);
@@ -154,7 +149,7 @@ impl Usage {
     }
 
     /// Pending until the instance is closed.
-    pub(crate) fn poll_closed(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<Closed> {
+    pub(crate) fn poll_closed(&self, key: &mut Key, waker: &Waker) -> Poll<Closed> {
         let waker = waker.clone();
         let mut notices = lock(&self.notices);
         let (old, poll) = match notices.closed {
@@ -167,7 +162,7 @@ impl Usage {
     }
 
     /// Ends the registration of [`poll_closed`](Self::poll_closed).
-    pub(crate) fn forget_closed(&self, key: &mut Option<usize>) {
+    pub(crate) fn forget_closed(&self, key: &mut Key) {
         if key.is_some() {
             let old = lock(&self.notices).closing.remove(key);
             drop(old);
@@ -175,7 +170,7 @@ impl Usage {
     }
 
     /// Pending until the instance is closed and its last use has ended.
-    pub(crate) fn poll_drained(&self, key: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+    pub(crate) fn poll_drained(&self, key: &mut Key, waker: &Waker) -> Poll<()> {
         let waker = waker.clone();
         let mut notices = lock(&self.notices);
         let (old, poll) = if self.look().is_drained() {
@@ -189,7 +184,7 @@ impl Usage {
     }
 
     /// Ends the registration of [`poll_drained`](Self::poll_drained).
-    pub(crate) fn forget_drained(&self, key: &mut Option<usize>) {
+    pub(crate) fn forget_drained(&self, key: &mut Key) {
         if key.is_some() {
             let old = lock(&self.notices).draining.remove(key);
             drop(old);

@@ -1,6 +1,6 @@
 //! `Runtime`: where time comes from and where background tasks go.
 
-#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+#[cfg(any(feature = "tokio", feature = "smol"))]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{
     fmt,
@@ -71,29 +71,25 @@ impl<F: Fn() -> Duration + Send + Sync> Recency for UserClock<F> {
 ///
 /// A timer may run on a time of its own: tokio's does while it is paused for a test. Where a decision
 /// is made the two are compared, and once they have parted it is the timer's that counts.
-#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+#[cfg(any(feature = "tokio", feature = "smol"))]
 struct CoarseClock {
     timer: TimerClock,
-    origin: Duration,
+    origin: coarsetime::Instant,
     parted: AtomicBool,
 }
 
-#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+#[cfg(any(feature = "tokio", feature = "smol"))]
 impl CoarseClock {
     /// How far a coarse reading may be from the timer's.
     const SLACK: u64 = 100_000_000;
 
-    fn read() -> Duration {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-    }
-
     fn coarse(&self) -> u64 {
-        nanos(Self::read().saturating_sub(self.origin))
+        let now = coarsetime::Instant::now_without_cache_update();
+        now.duration_since(self.origin).as_nanos()
     }
 }
 
-#[cfg(all(target_os = "linux", any(feature = "tokio", feature = "smol")))]
+#[cfg(any(feature = "tokio", feature = "smol"))]
 impl Recency for CoarseClock {
     fn now(&self) -> u64 {
         if self.parted.load(Ordering::Relaxed) {
@@ -169,20 +165,15 @@ impl Runtime {
 
     #[cfg(any(feature = "tokio", feature = "smol"))]
     fn coarse(self) -> Self {
-        #[cfg(target_os = "linux")]
-        {
-            let timer = TimerClock {
-                origin: self.inner.timer.now(),
-                timer: self.inner.timer.clone(),
-            };
-            self.with_clock(Arc::new(CoarseClock {
-                timer,
-                origin: CoarseClock::read(),
-                parted: AtomicBool::new(false),
-            }))
-        }
-        #[cfg(not(target_os = "linux"))]
-        self
+        let timer = TimerClock {
+            origin: self.inner.timer.now(),
+            timer: self.inner.timer.clone(),
+        };
+        self.with_clock(Arc::new(CoarseClock {
+            timer,
+            origin: coarsetime::Instant::now_without_cache_update(),
+            parted: AtomicBool::new(false),
+        }))
     }
 
     fn with_clock(&self, clock: Arc<dyn Recency>) -> Self {

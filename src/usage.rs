@@ -26,11 +26,16 @@
 //!
 //! Waiting for any of it is slow-path, and stands beside the word: see `notices.rs`.
 
-use std::{fmt, sync::OnceLock};
+use std::{
+    fmt,
+    sync::OnceLock,
+    task::{Poll, Waker},
+};
 
 use crate::{
     notices::{Notices, Tell},
     sync::{Arc, Mutex, atomic::AtomicU64, atomic::Ordering},
+    wakers::Key,
 };
 
 pub(crate) use crate::notices::{Closed, Holdouts, Telling};
@@ -158,6 +163,7 @@ impl Usage {
         self.name.get()
     }
 
+    #[inline]
     pub(crate) fn look(&self) -> Look {
         Look(self.word.load(Ordering::Acquire))
     }
@@ -173,6 +179,7 @@ impl Usage {
     }
 
     /// Claims the instance for one use.
+    #[inline]
     pub(crate) fn claim(self: &Arc<Self>) -> Result<Claim, Refused> {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
@@ -191,6 +198,7 @@ impl Usage {
         }
         Ok(Claim {
             usage: self.clone(),
+            cut: None,
             moves_recency: true,
         })
     }
@@ -281,6 +289,7 @@ impl Usage {
         self.tell_cut();
     }
 
+    #[inline]
     fn swap(&self, seen: u64, next: u64) -> Result<(), u64> {
         // A failure may be what is decided on next: with the word comes when the last use ended.
         self.word
@@ -303,6 +312,7 @@ impl Usage {
     }
 
     /// The end of one use.
+    #[inline]
     fn release(self: &Arc<Self>, moves_recency: bool) {
         if moves_recency {
             // Before the count falls: whoever sees the instance idle sees since when. A release that was
@@ -322,20 +332,27 @@ impl Usage {
                 next &= !WANTED;
             }
             match self.swap(word, next) {
-                Ok(()) if next & COUNT == 0 => {
-                    // A flag that this step cleared or set is this release's to tell.
-                    if word & CLOSED != 0 {
-                        self.tell_drained();
-                    } else if next & CLOSED != 0 {
-                        self.tell_closed(Closed::Evicted(Eviction::Yield), true);
-                    } else if word & WANTED != 0 {
-                        self.tell_watching(|watch, key| watch.fell_idle(key));
+                Ok(()) => {
+                    if next & COUNT == 0 && (word | next) & (CLOSED | WANTED) != 0 {
+                        self.tell_unused(word, next);
                     }
                     return;
                 }
-                Ok(()) => return,
                 Err(now) => word = now,
             }
+        }
+    }
+
+    /// The last use has ended, by the step from `word` to `next`: a flag that it cleared or set is its own
+    /// to tell.
+    #[cold]
+    fn tell_unused(self: &Arc<Self>, word: u64, next: u64) {
+        if word & CLOSED != 0 {
+            self.tell_drained();
+        } else if next & CLOSED != 0 {
+            self.tell_closed(Closed::Evicted(Eviction::Yield), true);
+        } else if word & WANTED != 0 {
+            self.tell_watching(|watch, key| watch.fell_idle(key));
         }
     }
 }
@@ -354,10 +371,27 @@ impl fmt::Debug for Usage {
 /// One use in progress. Dropping it ends the use.
 pub(crate) struct Claim {
     usage: Arc<Usage>,
+    /// Where it is registered to hear of its end.
+    cut: Key,
     moves_recency: bool,
 }
 
 impl Claim {
+    /// Ready when the use is to end now.
+    pub(crate) fn poll_cut(&mut self, waker: &Waker) -> Poll<()> {
+        self.usage.poll_cut(&mut self.cut, waker)
+    }
+
+    /// Hears of it no more, until it asks again.
+    pub(crate) fn forget_cut(&mut self) {
+        self.usage.forget_cut(&mut self.cut);
+    }
+
+    /// Ready when a use that has not begun yet must not begin any more.
+    pub(crate) fn poll_void(&mut self, waker: &Waker) -> Poll<()> {
+        self.usage.poll_void(&mut self.cut, waker)
+    }
+
     pub(crate) fn usage(&self) -> &Arc<Usage> {
         &self.usage
     }
@@ -373,7 +407,11 @@ impl Claim {
 }
 
 impl Drop for Claim {
+    #[inline]
     fn drop(&mut self) {
+        if self.cut.is_some() {
+            self.forget_cut();
+        }
         self.usage.release(self.moves_recency);
     }
 }

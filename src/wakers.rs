@@ -3,9 +3,12 @@
 //! Cloning, waking and dropping a waker is user code. So nothing here does any of it: whoever holds
 //! the lock clones before taking it, and drops or wakes what comes back after giving it up.
 
-use std::task::Waker;
+use std::{num::NonZeroU32, task::Waker};
 
 use crate::sync::Slab;
+
+/// Where a waiter stands, if it has registered. Small, since every call carries one.
+pub(crate) type Key = Option<NonZeroU32>;
 
 /// Wakers of tasks that wait for one event, each under a key its waiter keeps.
 #[derive(Debug, Default)]
@@ -16,11 +19,13 @@ pub(crate) struct Wakers {
 impl Wakers {
     /// Registers `waker` under `key`, a new one if it is `None`. Gives back the waker it replaces.
     #[must_use = "drop it outside the lock"]
-    pub(crate) fn register(&mut self, key: &mut Option<usize>, waker: Waker) -> Option<Waker> {
+    pub(crate) fn register(&mut self, key: &mut Key, waker: Waker) -> Option<Waker> {
         match *key {
-            Some(key) => self.slots[key].replace(waker),
+            Some(key) => self.slots[key.get() as usize - 1].replace(waker),
             None => {
-                *key = Some(self.slots.insert(Some(waker)));
+                let index = self.slots.insert(Some(waker));
+                let next = u32::try_from(index + 1).expect("fewer than four billion waiters");
+                *key = NonZeroU32::new(next);
                 None
             }
         }
@@ -28,8 +33,8 @@ impl Wakers {
 
     /// Ends the registration `key`. Gives back its waker.
     #[must_use = "drop it outside the lock"]
-    pub(crate) fn remove(&mut self, key: &mut Option<usize>) -> Option<Waker> {
-        self.slots.remove(key.take()?)
+    pub(crate) fn remove(&mut self, key: &mut Key) -> Option<Waker> {
+        self.slots.remove(key.take()?.get() as usize - 1)
     }
 
     /// Takes every waker. The registrations stay, and register again when they are polled.

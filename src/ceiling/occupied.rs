@@ -50,6 +50,7 @@ impl<B: Backend> Occupied<B> {
     }
 
     /// The instance.
+    #[inline]
     pub fn get_ref(&self) -> &B {
         self.backend.as_ref().expect("there until it is dropped")
     }
@@ -62,6 +63,7 @@ impl<B: Backend> Backend for Occupied<B> {
         self.get_ref().lease()
     }
 
+    #[inline]
     fn lease_once(&self) -> B::Lease {
         self.get_ref().lease_once()
     }

@@ -14,7 +14,7 @@ use hashbrown::DefaultHashBuilder;
 use tower_service::Service;
 
 use super::common::{Common, Here};
-use crate::{identity::Identity, sync::atomic::Ordering};
+use crate::{identity::Identity, sync::atomic::Ordering, wakers::Key};
 
 /// Forgets, shuts down and counts, from outside the stack.
 ///
@@ -76,8 +76,8 @@ trait Control<K>: Send + Sync {
     fn waiting(&self, probe: &dyn Probe<K>) -> usize;
     fn statistics(&self) -> Statistics;
     fn shut(&self);
-    fn poll_ended(&self, place: &mut Option<usize>, waker: &Waker) -> Poll<()>;
-    fn forget_ended(&self, place: &mut Option<usize>);
+    fn poll_ended(&self, place: &mut Key, waker: &Waker) -> Poll<()>;
+    fn forget_ended(&self, place: &mut Key);
 }
 
 /// A key that is looked for.
@@ -137,11 +137,11 @@ where
         self.0.space.shut(&self.0);
     }
 
-    fn poll_ended(&self, place: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+    fn poll_ended(&self, place: &mut Key, waker: &Waker) -> Poll<()> {
         self.0.space.poll_ended(place, waker)
     }
 
-    fn forget_ended(&self, place: &mut Option<usize>) {
+    fn forget_ended(&self, place: &mut Key) {
         self.0.space.forget_ended(place);
     }
 }
@@ -301,7 +301,7 @@ impl<K> fmt::Debug for CoalesceHandle<K> {
 pub struct Shutdown<K> {
     spaces: Vec<Arc<dyn Control<K>>>,
     /// In the last of them.
-    place: Option<usize>,
+    place: Key,
 }
 
 impl<K> Future for Shutdown<K> {

@@ -9,7 +9,10 @@ use super::{
     shards::Space,
     table::{Body, Counts, Entry, Leader, Phase},
 };
-use crate::sync::{Arc, lock};
+use crate::{
+    sync::{Arc, lock},
+    wakers::Key,
+};
 
 /// How it stands now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -212,7 +215,7 @@ impl<H: Home> Space<H> {
     }
 
     /// Pending until no flight is in existence, in a space that was shut.
-    pub(crate) fn poll_ended(&self, place: &mut Option<usize>, waker: &Waker) -> Poll<()> {
+    pub(crate) fn poll_ended(&self, place: &mut Key, waker: &Waker) -> Poll<()> {
         let waker = waker.clone();
         let old = lock(&self.ending).register(place, waker);
         drop(old);
@@ -224,7 +227,7 @@ impl<H: Home> Space<H> {
     }
 
     /// Ends the registration of [`poll_ended`](Self::poll_ended).
-    pub(crate) fn forget_ended(&self, place: &mut Option<usize>) {
+    pub(crate) fn forget_ended(&self, place: &mut Key) {
         if place.is_some() {
             let old = lock(&self.ending).remove(place);
             drop(old);

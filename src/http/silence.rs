@@ -12,6 +12,7 @@ use crate::{
     busy::Busy,
     sync::{Arc, Mutex, lock},
     usage::Usage,
+    wakers::Key,
 };
 
 /// How long is too long, and by which clock.
@@ -27,7 +28,7 @@ pub(super) struct Silence {
 pub(super) struct Watched {
     usage: Arc<Usage>,
     moves_recency: bool,
-    cut_key: Option<usize>,
+    cut_key: Key,
     silence: Silence,
     watch: Arc<Watch>,
 }

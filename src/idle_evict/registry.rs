@@ -15,7 +15,7 @@ use crate::{
     notices::Watch,
     sync::lock,
     usage::{Eviction, Look, Recency, Usage},
-    wakers::Wakers,
+    wakers::{Key, Wakers},
 };
 
 /// The instances.
@@ -350,7 +350,7 @@ impl Gone {
 /// Resolves when the instance is gone.
 pub(super) struct UntilGone {
     gone: Arc<Gone>,
-    key: Option<usize>,
+    key: Key,
 }
 
 impl UntilGone {

@@ -24,6 +24,7 @@ use crate::{
     matches::Nothing,
     target::{Intent, Urgency},
     usage::{Closed, Usage},
+    wakers::Key,
 };
 
 /// A maker whose instances are [`Evictable`]: see [`IdleEvictLayer`](super::IdleEvictLayer).
@@ -166,6 +167,7 @@ where
         Leased::claimed(self.backend.lease(), &self.usage, hold, not_use)
     }
 
+    #[inline]
     fn lease_once(&self) -> Self::Lease {
         let (hold, not_use) = (self.hold.clone(), self.not_use.clone());
         Leased::once(self.backend.lease_once(), &self.usage, hold, not_use)
@@ -222,7 +224,7 @@ impl<B: fmt::Debug, H, P> fmt::Debug for Evictable<B, H, P> {
 #[pin_project(PinnedDrop)]
 struct UntilRetired<F> {
     usage: Arc<Usage>,
-    key: Option<usize>,
+    key: Key,
     #[pin]
     inner: F,
 }

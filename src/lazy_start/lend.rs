@@ -19,6 +19,7 @@ use crate::{
     },
     target::Urgency,
     usage::{Refused, Usage},
+    wakers::Key,
 };
 
 /// A lease to keep: the backend is in use, and stays, until it is dropped.
@@ -93,13 +94,13 @@ enum State<L> {
     /// A place among those who wait while the instance yields. It holds nothing of the instance, which
     /// yields when nobody uses it any more.
     Yielding(Place, u64),
-    Lent(Handed<L>),
+    Lent(L, Busy),
     Done,
 }
 
 struct Place {
     usage: Arc<Usage>,
-    key: Option<usize>,
+    key: Key,
 }
 
 impl Drop for Place {
@@ -121,7 +122,7 @@ impl<L> State<L> {
     fn claiming(entrance: &Arc<dyn Entrance<L>>, handed: Handed<L>) -> Self {
         match entrance.counted(handed.generation) {
             Some(Some(usage)) => State::Claiming(Some(handed), usage),
-            Some(None) => State::Lent(handed),
+            Some(None) => State::Lent(handed.lease, handed.share.into()),
             // It is not the running one any more.
             None => State::Asking(Some(handed.generation)),
         }
@@ -149,10 +150,7 @@ impl<L> Future for Lending<L> {
                 State::Claiming(handed, usage) => {
                     let handed = handed.take().expect("it is there until it is claimed");
                     match usage.claim() {
-                        Ok(claim) => State::Lent(Handed {
-                            busy: Busy::new(Some(claim)),
-                            ..handed
-                        }),
+                        Ok(claim) => State::Lent(handed.lease, Busy::new(Some(claim))),
                         Err(Refused::Yielding) => {
                             let place = Place {
                                 usage: usage.clone(),
@@ -172,12 +170,9 @@ impl<L> Future for Lending<L> {
                         Err(_) => State::Asking(Some(*generation)),
                     }
                 }
-                State::Lent(_) => match mem::replace(&mut this.state, State::Done) {
-                    State::Lent(handed) => {
-                        return Poll::Ready(Ok(Lent {
-                            lease: handed.lease,
-                            _busy: handed.busy,
-                        }));
+                State::Lent(..) => match mem::replace(&mut this.state, State::Done) {
+                    State::Lent(lease, busy) => {
+                        return Poll::Ready(Ok(Lent { lease, _busy: busy }));
                     }
                     _ => unreachable!("it was lent"),
                 },

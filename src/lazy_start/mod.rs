@@ -4,6 +4,7 @@
 //! all who call meanwhile wait for that one start; a backend that died or was evicted is started
 //! again by the next call. See [`LazyStartLayer`] for the options and [`Handle`] for orders from outside.
 
+mod before;
 mod future;
 mod handle;
 mod layer;

@@ -86,6 +86,7 @@ where
         Poll::Ready(Ok(()))
     }
 
+    #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
         let may_start = !self.only_if_running.matches(&request);
         ResponseFuture::new(&self.entrance, request, may_start)

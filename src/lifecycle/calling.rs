@@ -11,35 +11,37 @@ use tower_service::Service;
 
 use super::instance::Handed;
 use crate::{
-    busy::Busy,
+    busy::Share,
     error::{BoxError, Error, ErrorKind},
 };
 
 /// A call in flight. Where the lease does not count itself the use is in here: it ends after the
 /// call is dropped, and the end of a drain cuts it.
+///
+/// Whoever polls it drops it as soon as it is ready: the use is over then.
 #[pin_project]
 pub(crate) struct Calling<F> {
+    /// Dropped first.
     #[pin]
-    call: Option<F>,
-    busy: Busy,
+    call: F,
+    share: Share,
 }
 
 impl<F> Calling<F> {
     /// Calls a lease that is ready.
+    #[inline(always)]
     pub(crate) fn new<L, Req>(handed: Handed<L>, request: Req) -> Self
     where
         L: Service<Req, Future = F>,
     {
-        let Handed {
-            mut lease, busy, ..
-        } = handed;
-        let call = lease.call(request);
-        // Not at the end of this function: if its drop panicked there, what is returned would leak.
-        drop(lease);
-        Self {
-            call: Some(call),
-            busy,
+        let Handed { lease, share, .. } = handed;
+        let call;
+        {
+            // Not at the end of this function: if its drop panicked there, what is returned would leak.
+            let mut lease = lease;
+            call = lease.call(request);
         }
+        Self { call, share }
     }
 }
 
@@ -50,18 +52,16 @@ where
 {
     type Output = Result<R, Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        let call = this.call.as_mut().as_pin_mut();
-        let answer = match call.expect("polled after it was done").poll(cx) {
+        let this = self.project();
+        let answer = match this.call.poll(cx) {
             Poll::Ready(answer) => answer.map_err(Error::service),
             Poll::Pending => {
-                ready!(this.busy.poll_cut(cx));
+                ready!(this.share.poll_cut(cx));
                 Err(Error::new(ErrorKind::Stopped))
             }
         };
-        this.call.set(None);
-        let busy = this.busy.take();
-        Poll::Ready(answer.map_err(|error| busy.named(error)))
+        Poll::Ready(answer.map_err(|error| this.share.named(error)))
     }
 }

@@ -12,7 +12,7 @@ use super::{
     control::Control,
     desk::{Desk, Halt, Supply},
     entrance::{Borrowed, Entrance, Joined, Remembered, Verdict, Waiting},
-    instance::{Handed, Lender},
+    instance::Lender,
     owner::Owner,
     status::{State, Status},
 };
@@ -75,17 +75,15 @@ impl<T, B: Backend> Core<T, B> {
     /// The hot path. `lease()` runs under the slot's read lock, the one place where user code runs
     /// under a lock of ours: it saves a reference count per call, only the owner ever waits for
     /// readers, and a panic of it leaves a read lock whole.
+    #[inline(always)]
     pub(crate) fn borrow(
         &self,
         not: Option<u64>,
-        lend: impl FnOnce(&Lender<B>) -> Option<Handed<B::Lease>>,
+        lend: impl FnOnce(&Lender<B>) -> Borrowed<B::Lease>,
     ) -> Borrowed<B::Lease> {
         let slot = self.slot.read().unwrap_or_else(PoisonError::into_inner);
         match slot.as_ref() {
-            Some(lender) if Some(lender.instance.generation) != not => match lend(lender) {
-                Some(handed) => Borrowed::Lease(handed),
-                None => Borrowed::Closed(lender.instance.generation),
-            },
+            Some(lender) if Some(lender.instance.generation) != not => lend(lender),
             _ => Borrowed::Nothing,
         }
     }

@@ -19,6 +19,7 @@ use crate::{
     error::{BoxError, Error, ErrorKind},
     runtime::Runtime,
     usage::Usage,
+    wakers::Key,
 };
 
 /// Closes the instance and waits until its last use has ended. Those still in flight at `until` are
@@ -90,7 +91,7 @@ pub(crate) async fn stop<B: Backend>(
 
 /// Resolves when the instance is closed and its last use has ended.
 fn drained(usage: Arc<Usage>) -> impl Future<Output = ()> + Send {
-    struct Registration(Arc<Usage>, Option<usize>);
+    struct Registration(Arc<Usage>, Key);
     impl Drop for Registration {
         fn drop(&mut self) {
             self.0.forget_drained(&mut self.1);

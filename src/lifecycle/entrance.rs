@@ -84,10 +84,6 @@ impl<L> Waiting<L> {
             ticket: Some(ticket),
         }
     }
-
-    pub(crate) fn entrance(&self) -> &Arc<dyn Entrance<L>> {
-        &self.entrance
-    }
 }
 
 impl<L> Future for Waiting<L> {

@@ -8,9 +8,10 @@ use std::{
 
 use tower_service::Service;
 
+use super::entrance::Borrowed;
 use crate::{
     backend::Backend,
-    busy::Busy,
+    busy::Share,
     error::{BoxError, Error, ErrorKind},
     events::Standing,
     runtime::Runtime,
@@ -58,7 +59,7 @@ pub(crate) struct Lender<B> {
     pub(crate) instance: Arc<Instance<B>>,
     /// Where leases do not count themselves, one use of our own word that all of them share: it lasts
     /// as long as this or any of them, and a share costs what a reference does.
-    all: Busy,
+    all: Share,
 }
 
 /// A lease that was handed out, and whose it is.
@@ -66,39 +67,41 @@ pub(crate) struct Handed<L> {
     pub(crate) lease: L,
     pub(crate) generation: u64,
     /// The use, where the lease does not count itself.
-    pub(crate) busy: Busy,
+    pub(crate) share: Share,
 }
 
 impl<B: Backend> Lender<B> {
     pub(crate) fn new(instance: Arc<Instance<B>>) -> Self {
         let all = if instance.counted {
-            Busy::nothing()
+            Share::nothing()
         } else {
-            Busy::shared(&instance.usage)
+            Share::new(&instance.usage)
         };
         Self { instance, all }
     }
 
-    /// A lease. `None` if the instance is known to be closed; a lease that counts itself tells when
+    /// A lease. Nothing if the instance is known to be closed; a lease that counts itself tells when
     /// it is asked whether it is ready.
-    pub(crate) fn lend(&self) -> Option<Handed<B::Lease>> {
+    pub(crate) fn lend(&self) -> Borrowed<B::Lease> {
         self.with(Backend::lease)
     }
 
     /// The same, for one call.
-    pub(crate) fn lend_once(&self) -> Option<Handed<B::Lease>> {
+    #[inline(always)]
+    pub(crate) fn lend_once(&self) -> Borrowed<B::Lease> {
         self.with(Backend::lease_once)
     }
 
-    fn with(&self, lease: impl FnOnce(&B) -> B::Lease) -> Option<Handed<B::Lease>> {
+    #[inline(always)]
+    fn with(&self, lease: impl FnOnce(&B) -> B::Lease) -> Borrowed<B::Lease> {
         let instance = &*self.instance;
         if !instance.counted && instance.usage.look().is_closed() {
-            return None;
+            return Borrowed::Closed(instance.generation);
         }
-        Some(Handed {
+        Borrowed::Lease(Handed {
             lease: lease(&instance.backend),
             generation: instance.generation,
-            busy: self.all.again(),
+            share: self.all.again(),
         })
     }
 
@@ -119,19 +122,20 @@ impl<B: Backend> Lender<B> {
 impl<L> Handed<L> {
     /// Polls the lease's readiness; an instance that died or was stopped meanwhile is as good as
     /// evicted.
+    #[inline]
     pub(crate) fn poll_ready<Req>(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>>
     where
         L: Service<Req>,
         L::Error: Into<BoxError>,
     {
-        if self.busy.is_void() {
+        if self.share.is_void() {
             return Poll::Ready(Err(Error::new(ErrorKind::Evicted)));
         }
         match self.lease.poll_ready(cx) {
             Poll::Ready(ready) => Poll::Ready(ready.map_err(Error::service)),
             Poll::Pending => {
                 // It may never be ready any more.
-                ready!(self.busy.poll_void(cx));
+                ready!(self.share.poll_void(cx));
                 Poll::Ready(Err(Error::new(ErrorKind::Evicted)))
             }
         }

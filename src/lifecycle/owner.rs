@@ -15,6 +15,7 @@ use super::{
     attend::{Beside, Either, Look, attend},
     core::Core,
     desk::{Desk, Halt, Reload, Supply},
+    entrance::Borrowed,
     instance::{Handed, Instance, Lender},
     maker::{Caught, discard, panicked},
     reload::Reloaded,
@@ -414,7 +415,10 @@ where
 /// A lease of an instance that nobody can have closed yet, or its `lease()`'s panic.
 fn lend<B: Backend>(lender: &Lender<B>) -> Result<Handed<B::Lease>, Error> {
     match catch_unwind(AssertUnwindSafe(|| lender.lend())) {
-        Ok(handed) => Ok(handed.expect("nobody can close it before it is published")),
+        Ok(Borrowed::Lease(handed)) => Ok(handed),
+        Ok(Borrowed::Closed(_) | Borrowed::Nothing) => {
+            unreachable!("nobody can close it before it is published")
+        }
         Err(panic) => Err(panicked(&*panic)),
     }
 }

@@ -144,6 +144,7 @@ fn at_each_await<T>(scene: impl Fn(&mut Host) -> BoxFuture<T>) -> u64 {
             points += 1;
         }
     }
+    println!("{points} points");
     points
 }
 

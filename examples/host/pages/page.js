@@ -248,7 +248,8 @@ const link = (state, text) => {
 };
 
 const log = (e) => {
-  const text = sentence(e);
+  const late = e.event === 'stopped' && e.generation < row(e.backend).history.generation;
+  const text = late ? `has let its old instance go, after ${ms(e.took_ms)}` : sentence(e);
   if (!text) return;
   const item = node('li');
   const bad = ['died', 'start failed', 'stop failed', 'start refused'].includes(e.event);

@@ -96,6 +96,12 @@ async fn a_browser_shows_what_happens_as_it_happens_and_takes_orders() {
         browser.press(Key::Enter).await;
         browser.until(&format!("return document.querySelector('[data-name={running}]').dataset.state === 'running'")).await;
         browser.until(&format!("return document.activeElement.getAttribute('aria-label') === 'Stop {running}'")).await;
+
+        // The same backend anew: it runs all the time, and the old instance goes.
+        browser.click(&format!("[data-name={running}] [data-order=reload]")).await;
+        browser.until(&said(&format!("[data-name={running}] .outcome"), "reload: done")).await;
+        browser.until(&said("#log", &format!("{running} has let its old instance go"))).await;
+        browser.until(&format!("return document.querySelector('[data-name={running}]').dataset.state === 'running'")).await;
         everything_is_reached_by_keyboard(browser).await;
 
         for scheme in ["light", "dark"] {

@@ -22,7 +22,7 @@ use tower_on_demand::{
     BoxError, CeilingLayer, Coalesce, CoalesceHandle, CoalesceLayer, DropToStop, Error, Evictable,
     Group, Handle, IdleEvict, IdleEvictLayer, KeepLayer, Keyed, KeyedLayer, LazyStart,
     LazyStartLayer, LeasedFuture, Named, Occupied, Runtime, UntilResponse,
-    http::{ShareBodyLayer, StatusLayer, UntilBodyEnd},
+    http::{OnDemandHeaderLayer, ProgressPageLayer, ShareBodyLayer, StatusLayer, UntilBodyEnd},
     lazy_start, test_util,
 };
 
@@ -179,6 +179,10 @@ async fn http_from_the_edge_to_the_body() {
     let stack = || lazy.layer(idle.layer(ceiling.layer(maker)));
     spawn_http!(stack());
     spawn_http!(StatusLayer::new().layer(stack()));
+    spawn_http!(OnDemandHeaderLayer::new().layer(stack()));
+    let (named, handle) = LazyStartLayer::new(runtime.clone(), "y").pair();
+    let page = ProgressPageLayer::new(runtime.clone(), handle);
+    spawn_http!(page.layer(OnDemandHeaderLayer::new().layer(named.layer(maker))));
     spawn_http!(
         CoalesceLayer::http()
             .shared_bodies()

@@ -9,7 +9,7 @@ use http_body::{Body, Frame};
 use tower::{Service, service_fn};
 use tower_on_demand::{
     DropToStop,
-    http::{UntilBodyEnd, UntilBothEnd},
+    http::{OnDemandHeaderLayer, ProgressPageLayer, UntilBodyEnd, UntilBothEnd},
 };
 
 /// So many frames, each after a while.
@@ -127,4 +127,59 @@ fn l5_a_response_body_at_each_of_its_frames() {
 #[test]
 fn l5_both_bodies_at_each_of_their_frames() {
     bodies!(UntilBothEnd, true);
+}
+
+#[test]
+fn l5_a_call_that_gets_a_page_or_is_told_what_its_start_took_at_each_await() {
+    // The start is longer, or shorter, than the patience.
+    for patience in [ms(50), secs(5)] {
+        for woken in [false, true] {
+            for at in 0.. {
+                let (runtime, clock) = test_util::runtime(at);
+                let (evictable, _sweeper) = IdleEvict::pair(runtime.clone(), UntilResponse);
+                let ceiling = CeilingLayer::new(runtime.clone(), 1);
+                let slow = runtime.clone();
+                let maker = service_fn(move |_: String| {
+                    let slow = slow.clone();
+                    async move {
+                        slow.sleep(ms(200)).await;
+                        let backend = service_fn(move |_: Request<()>| {
+                            let answering = slow.sleep(ms(200));
+                            async move {
+                                answering.await;
+                                Ok::<_, Infallible>(Response::new(()))
+                            }
+                        });
+                        Ok::<_, Infallible>(DropToStop::new(backend))
+                    }
+                });
+                let (lazy, handle) = LazyStartLayer::new(runtime.clone(), "a".to_owned()).pair();
+                let page = ProgressPageLayer::new(runtime.clone(), handle.clone());
+                let mut stack = ServiceBuilder::new()
+                    .layer(page.patience(patience))
+                    .layer(OnDemandHeaderLayer::new())
+                    .layer(lazy)
+                    .layer(evictable)
+                    .layer(ceiling.clone())
+                    .service(maker);
+                let request = Request::get("/").header("accept", "text/html");
+                let mut call = Counted::new(boxed(stack.call(request.body(()).unwrap())));
+                let done = polled(&clock, &mut call, at, woken);
+                drop(call);
+                let point = format!("{patience:?}, after poll {at}, woken: {woken}");
+                // What was begun goes on; what is kept for a page is given back.
+                clock.advance(secs(10));
+                assert_eq!(handle.status().state, State::Running, "{point}");
+                assert_eq!(handle.status().in_flight, Some(0), "{point}");
+                clock.block_on(handle.stop()).expect("stopped");
+                clock.run();
+                let left = (ceiling.occupancy().used, clock.tasks(), clock.timers());
+                assert_eq!(left, (0, 0, 0), "{point}");
+                if done {
+                    assert!(at > 1, "{at} points");
+                    break;
+                }
+            }
+        }
+    }
 }

@@ -177,7 +177,7 @@ pub use crate::{
     lease::{Leased, LeasedFuture},
     matches::{Matches, Nothing},
     runtime::{BoxFuture, Runtime},
-    target::{Named, Queued, Target},
+    target::{Named, Queued, Room, Target, current_room},
     usage::Eviction,
 };
 #[cfg(feature = "lazy-start")]

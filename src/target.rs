@@ -221,10 +221,8 @@ thread_local! {
 
 /// The room of one start, given back when the last clone is dropped.
 ///
-/// It goes along as the [`Intent`] does. A maker whose instance takes time to be gone, a process
-/// that was killed, keeps a clone until it is: so a start that failed or was dropped does not make
-/// room for another while its remains are there.
-pub(crate) type Room = Arc<dyn Any + Send + Sync>;
+/// See [`current_room`].
+pub type Room = Arc<dyn Any + Send + Sync>;
 
 /// Looks through `room`, which may be that of several ceilings, for one of them.
 pub(crate) fn find_room<T>(room: &Room, find: &mut impl FnMut(&dyn Any) -> Option<T>) -> Option<T> {
@@ -234,8 +232,29 @@ pub(crate) fn find_room<T>(room: &Room, find: &mut impl FnMut(&dyn Any) -> Optio
     }
 }
 
-/// The room of the start whose maker is being called on this thread.
-pub(crate) fn current_room() -> Option<Room> {
+/// For makers: the room of the start whose maker is being called on this thread, if there is a
+/// [`Ceiling`](crate::Ceiling) above it.
+///
+/// A maker whose instances take time to be gone (a process that was killed, pods that end) keeps it until they
+/// are: so a start that failed or was dropped does not make room for another while its remains are there. It is
+/// known while `call` runs, and not in the future.
+///
+/// ```
+/// use std::convert::Infallible;
+/// use tower::{service_fn, util::BoxService};
+/// use tower_on_demand::{DropToStop, current_room};
+///
+/// let maker = service_fn(|name: String| {
+///     let room = current_room();
+///     async move {
+///         // … what cleans up after a start that comes to nothing drops it at its end …
+///         drop(room);
+///         Ok::<_, Infallible>(DropToStop::new(name))
+///     }
+/// });
+/// # let _ = BoxService::new(maker);
+/// ```
+pub fn current_room() -> Option<Room> {
     ROOM.with_borrow(Clone::clone)
 }
 

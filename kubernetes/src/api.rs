@@ -2,7 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
-use backon::{BackoffBuilder, ExponentialBuilder};
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::{
     Api, Client, Error,
     api::{DynamicObject, Patch, PatchParams, ScaleSpec},
@@ -98,36 +98,58 @@ impl Patience {
     where
         F: Future<Output = kube::Result<T>>,
     {
-        let mut backoff = pauses();
+        let mut pauses = Pauses::new();
         loop {
-            let error = match timeout(CALL_WITHIN, call()).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => error,
-                Err(late) => Error::Service(late.into()),
-            };
-            if !passes(&error) {
-                return Err(Left::Failed(Failure::Api(error)));
+            if let Some(answer) = self.attempt(&mut pauses, &call).await? {
+                return Ok(answer);
             }
-            let pause = backoff.next().unwrap_or(LONGEST);
-            let pause = pause.max(asked_for(&error).unwrap_or_default());
-            match self.wait(sleep(pause)).await {
-                Ok(()) => {}
-                Err(Left::Late(None)) => return Err(Left::Late(Some(error))),
-                Err(left) => return Err(left),
-            }
+        }
+    }
+
+    /// What `call` gives at once; nothing, after a pause, if it failed in a way that passes.
+    pub(crate) async fn attempt<T, F>(
+        &mut self,
+        pauses: &mut Pauses,
+        call: impl Fn() -> F,
+    ) -> Result<Option<T>, Left>
+    where
+        F: Future<Output = kube::Result<T>>,
+    {
+        let error = match timeout(CALL_WITHIN, call()).await {
+            Ok(Ok(answer)) => return Ok(Some(answer)),
+            Ok(Err(error)) => error,
+            Err(late) => Error::Service(late.into()),
+        };
+        if !passes(&error) {
+            return Err(Left::Failed(Failure::Api(error)));
+        }
+        let pause = pauses.next().max(asked_for(&error).unwrap_or_default());
+        match self.wait(sleep(pause)).await {
+            Ok(()) => Ok(None),
+            Err(Left::Late(None)) => Err(Left::Late(Some(error))),
+            Err(left) => Err(left),
         }
     }
 }
 
 const LONGEST: Duration = Duration::from_secs(10);
 
-fn pauses() -> impl Iterator<Item = Duration> {
-    ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(100))
-        .with_max_delay(LONGEST)
-        .with_jitter()
-        .without_max_times()
-        .build()
+/// The pauses between attempts: 100 ms, doubling to 10 s, jittered.
+pub(crate) struct Pauses(ExponentialBackoff);
+
+impl Pauses {
+    pub(crate) fn new() -> Self {
+        let pauses = ExponentialBuilder::new()
+            .with_min_delay(Duration::from_millis(100))
+            .with_max_delay(LONGEST)
+            .with_jitter()
+            .without_max_times();
+        Self(pauses.build())
+    }
+
+    fn next(&mut self) -> Duration {
+        self.0.next().unwrap_or(LONGEST)
+    }
 }
 
 /// Whether the same call may succeed later.
@@ -160,7 +182,7 @@ pub(crate) fn is(error: &Left, code: u16) -> bool {
 
 /// The scale subresource of one workload.
 #[derive(Debug, Clone)]
-pub(crate) struct Scaled {
+pub(crate) struct Scaler {
     pub(crate) api: Api<DynamicObject>,
     name: String,
 }
@@ -174,7 +196,7 @@ pub(crate) struct Count {
     pub(crate) selector: Option<String>,
 }
 
-impl Scaled {
+impl Scaler {
     pub(crate) fn new(client: &Client, workload: &Workload) -> Self {
         let (namespace, resource) = (&workload.namespace, &workload.resource);
         Self {
@@ -196,11 +218,13 @@ impl Scaled {
         })
     }
 
-    /// Scales it from `seen` to `replicas`. False if it is not as it was seen any more.
+    /// Scales it from `seen` to `replicas`. False if it is not as it was seen any more, or nobody knows: look
+    /// again, also whether that is still to be done.
     pub(crate) async fn set(
         &self,
         seen: &Count,
         replicas: i32,
+        pauses: &mut Pauses,
         patience: &mut Patience,
     ) -> Result<bool, Left> {
         let spec = ScaleSpec {
@@ -209,8 +233,8 @@ impl Scaled {
         let patch = json!({ "metadata": { "resourceVersion": seen.version }, "spec": spec });
         let (params, patch) = (PatchParams::apply(MANAGER), Patch::Merge(patch));
         let call = || self.api.patch_scale(&self.name, &params, &patch);
-        match patience.call(call).await {
-            Ok(_) => Ok(true),
+        match patience.attempt(pauses, call).await {
+            Ok(answer) => Ok(answer.is_some()),
             Err(left) if is(&left, 409) => Ok(false),
             Err(left) => Err(left),
         }

@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use http::{
@@ -57,8 +58,12 @@ where
         builder
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new());
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        // A pod on a node that is lost answers nothing at all.
+        connector.set_connect_timeout(Some(Duration::from_secs(5)));
         Self {
-            pool: builder.build_http(),
+            pool: builder.build(connector),
             endpoints,
             turn: Arc::new(AtomicUsize::new(0)),
         }

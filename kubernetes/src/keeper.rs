@@ -16,7 +16,7 @@ use tokio::{
 use tower_on_demand::{Error, ErrorKind, Target as _};
 
 use crate::{
-    api::{Count, Left, Patience, Scaled},
+    api::{Count, Left, Patience, Pauses, Scaler},
     failure::Failure,
     hosts::{Hosts, Last},
     instance::{Instance, Kept},
@@ -65,7 +65,7 @@ impl Context {
 pub(crate) struct Keeper {
     context: Arc<Context>,
     kept: Kept,
-    scaled: Scaled,
+    scaled: Scaler,
     /// What it was last known to be scaled to.
     replicas: i32,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Keeper {
 impl Keeper {
     pub(crate) fn new(context: Arc<Context>, instance: Arc<Instance>) -> Self {
         Self {
-            scaled: Scaled::new(&context.client, &instance.workload),
+            scaled: Scaler::new(&context.client, &instance.workload),
             context,
             kept: Kept(instance),
             replicas: 0,
@@ -164,6 +164,7 @@ impl Keeper {
         if let Some(hosts) = &self.context.hosts {
             hosts.claim(&workload, patience).await?;
         }
+        let mut pauses = Pauses::new();
         let count = loop {
             let seen = self.scaled.get(patience).await?;
             self.replicas = seen.replicas;
@@ -171,7 +172,11 @@ impl Keeper {
                 // Somebody did before, and how many is up to them.
                 break seen;
             }
-            if self.scaled.set(&seen, workload.replicas, patience).await? {
+            if self
+                .scaled
+                .set(&seen, workload.replicas, &mut pauses, patience)
+                .await?
+            {
                 self.replicas = workload.replicas;
                 break seen;
             }
@@ -276,6 +281,7 @@ impl Keeper {
         last: Option<&Last>,
         patience: &mut Patience,
     ) -> Result<Option<Count>, Left> {
+        let mut pauses = Pauses::new();
         loop {
             let seen = self.scaled.get(patience).await?;
             if seen.replicas == 0 {
@@ -295,7 +301,7 @@ impl Keeper {
                 return Ok(None);
             }
             // If it is another by now it is looked at again.
-            if self.scaled.set(&seen, 0, patience).await? {
+            if self.scaled.set(&seen, 0, &mut pauses, patience).await? {
                 return Ok(Some(seen));
             }
         }

@@ -12,7 +12,7 @@ use std::{
 
 use http_body::Body;
 use kube::Client;
-use tower_on_demand::{Backend, BoxError, Error, Retired, Stopped, Target as _};
+use tower_on_demand::{Backend, BoxError, Error, Retired, Stopped, Target as _, current_room};
 use tower_service::Service;
 
 use crate::{
@@ -109,6 +109,10 @@ where
 
     fn call(&mut self, workload: Workload) -> Starting<S> {
         let instance = Instance::new(workload);
+        // Pods take a while to be gone: so long their room is not another's.
+        if let Some(room) = current_room() {
+            instance.keep(Box::new(room));
+        }
         let (owner, orders) = Owner::new(instance.clone());
         let keeper = Keeper::new(self.context.clone(), instance);
         tokio::spawn(keeper.run(orders));

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::{
-    api::Scaled,
+    api::Scaler,
     endpoints::{pods_of, ready_of},
     failure::{Failure, Verdict, of_object, of_pod},
     workload::Workload,
@@ -130,7 +130,7 @@ impl Sight {
     /// Without a selector its pods are not seen, and what is wrong with them is not known.
     pub(crate) fn new(
         client: &Client,
-        scaled: &Scaled,
+        scaled: &Scaler,
         workload: &Workload,
         selector: Option<&str>,
     ) -> Self {

@@ -29,6 +29,7 @@ fn patches(world: &World) -> usize {
     calls
         .iter()
         .filter(|call| call.method == "PATCH" && call.path.ends_with("/scale"))
+        .filter(|call| call.status == 200)
         .count()
 }
 
@@ -199,6 +200,38 @@ async fn a_host_that_dies_in_the_midst_of_a_stop_does_not_keep_others_from_start
         }
     );
     stopping.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_is_cut_off_in_the_midst_of_a_stop_does_not_finish_it_later() {
+    let (world, a, b) = two();
+    a.call(ms(10)).await.unwrap();
+    let cluster = world.cluster.clone();
+    // It has read the scale, and its patch does not come through.
+    world
+        .cluster
+        .before("PATCH", "/films/scale", move || cluster.cut_off("a", true));
+    let stopping = a.group.clone();
+    let stopping = tokio::spawn(async move { stopping.stopped(secs(60)).await });
+    sleep(secs(1)).await;
+    // B takes A for dead, and goes on with the pod that still runs.
+    b.call(ms(10)).await.unwrap();
+    world.cluster.cut_off("a", false);
+    for _ in 0..20 {
+        sleep(secs(10)).await;
+        b.call(ms(10)).await.unwrap();
+    }
+    stopping.await.unwrap();
+    assert_eq!(
+        world.saw(),
+        Saw {
+            served: 22,
+            ..Saw::default()
+        }
+    );
+    assert_eq!(patches(&world), 1, "the first start, and nothing after it");
+    let status = b.group.handle("media/films").unwrap().status();
+    assert_eq!((status.starts, status.crashes), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]

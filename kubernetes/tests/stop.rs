@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use support::{Saw, World, films, ms, secs, story};
 use tokio::time::{sleep, timeout};
-use tower::ServiceExt as _;
-use tower_on_demand::{Backend, Stopped};
-use tower_on_demand_kubernetes::test_util::Plan;
+use tower::{Layer, Service, ServiceExt as _};
+use tower_on_demand::{Backend, CeilingLayer, Runtime, Stopped};
+use tower_on_demand_kubernetes::{Workload, test_util::Plan};
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_resolves_when_the_pods_are_gone() {
@@ -127,6 +127,34 @@ async fn a_reload_to_the_same_workload_does_not_stop_it() {
     );
     host.group.stopped(secs(60)).await;
     assert_eq!(world.cluster.pods("media", "films"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_came_to_nothing_keeps_its_room_until_its_pods_are_gone() {
+    let world = World::new();
+    world.cluster.deployment("media", "songs", Plan::default());
+    world.films();
+    world
+        .cluster
+        .plan("media", "films", |plan| plan.stops = secs(20));
+    world
+        .cluster
+        .plan("media", "films", |plan| plan.starts = secs(600));
+    let runtime = Runtime::tokio();
+    let ceiling = CeilingLayer::new(runtime, 1).wait(secs(60));
+    let mut maker = ceiling.layer(world.scale("host"));
+    let dropped = maker.ready().await.unwrap().call(films());
+    assert!(timeout(secs(5), dropped).await.is_err());
+    let begun = tokio::time::Instant::now();
+    let songs = Workload::deployment("media", "songs");
+    let started = maker.ready().await.unwrap().call(songs).await.unwrap();
+    assert_eq!(
+        begun.elapsed().as_secs(),
+        22,
+        "20 s until the pod was gone, and 2 s of its own"
+    );
+    assert_eq!(world.cluster.peak(), 1);
+    drop(started);
 }
 
 /// Nothing is left of anything.

@@ -23,7 +23,7 @@ use super::{
     claims::{KIND, label},
 };
 use crate::{
-    api::{CALL_WITHIN, Left, MANAGER, Patience, Scaled, is},
+    api::{CALL_WITHIN, Left, MANAGER, Patience, Pauses, Scaler, is},
     workload::Workload,
 };
 
@@ -229,13 +229,14 @@ impl Hosts {
         last: &super::Last,
         patience: &mut Patience,
     ) -> Result<(), Left> {
-        let scaled = Scaled::new(&self.inner.client, workload);
+        let scaled = Scaler::new(&self.inner.client, workload);
+        let mut pauses = Pauses::new();
         loop {
             let seen = scaled.get(patience).await?;
             if seen.replicas == 0 || !last.holds(patience).await? {
                 return Ok(());
             }
-            if scaled.set(&seen, 0, patience).await? {
+            if scaled.set(&seen, 0, &mut pauses, patience).await? {
                 return Ok(());
             }
         }

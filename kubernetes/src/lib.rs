@@ -45,7 +45,8 @@
 //!
 //! Several hosts in front of the same workloads need a few more: [`hosts`]. The least rights that do are in
 //! `rbac/` of this crate. A call that fails for a reason that passes (no connection, 429, 5xx) is made again,
-//! with a growing pause. What runs goes on serving while the API server is away.
+//! with a growing pause. What runs goes on serving while the API server is away. What it does on its own is told
+//! by `tracing`, with the target `tower_on_demand::kubernetes`.
 //!
 //! # Who else may scale
 //!

@@ -6,7 +6,7 @@ use support::{Host, Saw, World, films, ms, secs};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 use tower_on_demand::{Backend, ErrorKind};
-use tower_on_demand_kubernetes::hosts::Hosts;
+use tower_on_demand_kubernetes::{Workload, hosts::Hosts, test_util::Plan};
 
 const CLAIMS: &str = "deployments.apps.media.films";
 
@@ -171,6 +171,30 @@ async fn what_a_dead_host_alone_used_is_scaled_to_zero_by_another() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_host_that_is_started_again_under_its_name_gives_back_what_its_last_life_claimed() {
+    let world = World::new();
+    world.films();
+    world.cluster.deployment("media", "songs", Plan::default());
+    let last_life = world.shared("a", films(), secs(3_600));
+    last_life.call(ms(10)).await.unwrap();
+    last_life.falls_silent();
+    let songs = Workload::deployment("media", "songs");
+    let a = world.shared("a", songs, secs(3_600));
+    a.call(ms(10)).await.unwrap();
+    sleep(secs(5)).await;
+    assert_eq!(replicas(&world), 0, "nobody needs it");
+    assert_eq!(
+        world.cluster.replicas("media", "songs"),
+        1,
+        "this life's own"
+    );
+    assert_eq!(
+        world.cluster.leases(),
+        ["deployments.apps.media.songs", "host.a"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_host_that_dies_in_the_midst_of_a_stop_does_not_keep_others_from_starting() {
     let (world, a, b) = two();
     a.call(ms(10)).await.unwrap();
@@ -297,7 +321,8 @@ async fn a_host_that_is_back_learns_that_its_workload_was_stopped() {
         "its only user is dead, as far as anybody can know"
     );
     world.cluster.cut_off("a", false);
-    sleep(secs(60)).await;
+    // Its watches pause for up to a minute after so many errors.
+    sleep(secs(90)).await;
     assert_eq!(replicas(&world), 1, "started again");
     assert!(busy.await.unwrap() > 0, "those sent meanwhile have failed");
     let status = a.group.handle("media/films").unwrap().status();
@@ -377,7 +402,16 @@ async fn a_shared_start_that_is_dropped_at_any_moment_leaves_no_claim() {
 
 #[test]
 fn a_host_is_called_as_a_label_may_be() {
-    let rejected = ["", "-a", "a.", "a b", &"a".repeat(51), "a.sweep"];
+    let rejected = [
+        "",
+        "-a",
+        "a.",
+        "a b",
+        &"a".repeat(51),
+        "a.sweep",
+        "A",
+        "a_b",
+    ];
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -388,5 +422,32 @@ fn a_host_is_called_as_a_label_may_be() {
         let refused = Hosts::pair(client.clone(), "front", id).unwrap_err();
         assert!(refused.to_string().contains("cannot name a host"));
     }
-    assert!(Hosts::pair(client, "front", "front-7c9f.A_b").is_ok());
+    assert!(Hosts::pair(client, "front", "front-7c9f.a").is_ok());
+}
+
+/// The numbers of calls that `docs/scale.md` counts with.
+#[tokio::test(start_paused = true)]
+async fn a_life_from_zero_to_zero_costs_12_calls_alone_and_17_among_several_hosts() {
+    for (shared, up, down) in [(false, 8, 4), (true, 10, 7)] {
+        let world = World::new();
+        world.films();
+        let mut scale = world.scale("a");
+        if shared {
+            let (hosts, heartbeat) = Hosts::pair(world.cluster.client("a"), "front", "a").unwrap();
+            tokio::spawn(heartbeat.run());
+            scale = scale.shared(hosts);
+        }
+        let calls = || {
+            let mut calls = world.cluster.calls();
+            calls.retain(|call| {
+                !call.path.ends_with("/host.a") && !call.body.contains("\"host.a\"")
+            });
+            calls.len()
+        };
+        let scaled = scale.oneshot(films()).await.unwrap();
+        let before = calls();
+        assert_eq!(before, up);
+        scaled.stop().await;
+        assert_eq!(calls() - before, down);
+    }
 }

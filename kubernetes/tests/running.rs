@@ -78,7 +78,7 @@ async fn while_the_api_server_is_away_for_a_minute_running_backends_keep_serving
         sleep(secs(1)).await;
     }
     world.cluster.away(false);
-    sleep(secs(60)).await;
+    sleep(secs(90)).await;
     host.call(ms(10)).await.unwrap();
     assert_eq!(
         world.saw(),
@@ -106,7 +106,7 @@ async fn what_falls_idle_while_the_api_server_is_away_is_scaled_down_on_its_retu
     sleep(secs(50)).await;
     assert_eq!(world.cluster.replicas("media", "films"), 1);
     world.cluster.away(false);
-    sleep(secs(30)).await;
+    sleep(secs(60)).await;
     assert_eq!(world.cluster.replicas("media", "films"), 0);
     assert_eq!(world.cluster.watches(), 0);
 }

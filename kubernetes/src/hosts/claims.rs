@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-use super::Hosts;
+use super::{Hosts, LASTS};
 use crate::{
     api::{CALL_WITHIN, Left, MANAGER, Patience, is},
     watching::Watched,
@@ -70,17 +70,8 @@ impl Hosts {
             good => good?,
         };
         let name = lease_of(workload);
-        self.held().claims.insert(name.clone(), workload.clone());
-        let me = label(&self.inner.id);
         loop {
-            let patch = json!({ "metadata": { "labels": { &*me: "" } } });
-            let lease = match self.patch(&name, &patch, patience).await {
-                Err(left) if is(&left, 404) => match self.create(&name, workload, patience).await {
-                    Err(left) if is(&left, 409) => continue,
-                    created => created?,
-                },
-                patched => patched?,
-            };
+            let lease = self.claim_once(&name, workload, patience).await?;
             let stopping = claims(&lease).find(|(_, stops)| *stops);
             let Some((other, _)) = stopping else {
                 return Ok(());
@@ -105,13 +96,38 @@ impl Hosts {
         }
     }
 
+    async fn claim_once(
+        &self,
+        name: &str,
+        workload: &Workload,
+        patience: &mut Patience,
+    ) -> Result<Lease, Left> {
+        let _changing = patience.wait(self.inner.changing.lock()).await?;
+        self.held().claims.insert(name.to_owned());
+        let patch = json!({ "metadata": { "labels": { label(&self.inner.id): "" } } });
+        loop {
+            match self.patch(name, &patch, patience).await {
+                Err(left) if is(&left, 404) => {}
+                patched => return patched,
+            }
+            match self.create(name, workload, patience).await {
+                Err(left) if is(&left, 409) => {}
+                created => return created,
+            }
+        }
+    }
+
     /// Claims again what we hold, after our own Lease was not good for a while. What is not there any more
     /// was stopped.
     pub(super) async fn claim_again(&self) {
-        let names: Vec<_> = self.held().claims.keys().cloned().collect();
+        let names = self.held().claims.clone();
         let patch = json!({ "metadata": { "labels": { label(&self.inner.id): "" } } });
         for name in names {
-            let _ = self.patch(&name, &patch, &mut Patience::endless()).await;
+            let _changing = self.inner.changing.lock().await;
+            let held = self.held().claims.contains(&name);
+            if held {
+                let _ = self.patch(&name, &patch, &mut Patience::endless()).await;
+            }
         }
     }
 
@@ -123,14 +139,31 @@ impl Hosts {
         patience: &mut Patience,
     ) -> Result<Option<Last>, Left> {
         let name = lease_of(workload);
-        let released = self.release_for(&name, &self.inner.id, &self.inner.id, patience);
-        let released = released.await;
+        let me = &*self.inner.id;
+        let _changing = patience.wait(self.inner.changing.lock()).await?;
+        let released = self.release_for(&name, me, me, patience).await;
         self.held().claims.remove(&name);
         Ok(released?.map(|(last, _)| last))
     }
 
+    /// Gives back what `host` claims and does not know of any more. If it was the last claim, `stopper` is to
+    /// stop the workload.
+    pub(super) async fn release_left(
+        &self,
+        name: &str,
+        host: &str,
+        stopper: &str,
+    ) -> Result<Option<(Last, Option<Workload>)>, Left> {
+        let _changing = self.inner.changing.lock().await;
+        if host == self.inner.id && self.held().claims.contains(name) {
+            return Ok(None);
+        }
+        let patience = &mut Patience::endless();
+        self.release_for(name, host, stopper, patience).await
+    }
+
     /// Gives back `host`'s claim. If it was the last one, `stopper` is to stop the workload.
-    pub(super) async fn release_for(
+    async fn release_for(
         &self,
         name: &str,
         host: &str,
@@ -243,7 +276,7 @@ impl Hosts {
         let mut leases = self.watch(&name);
         let mut version = None;
         loop {
-            match timeout(self.inner.lease.lasts, leases.changed()).await {
+            match timeout(LASTS, leases.changed()).await {
                 Ok(Ok(())) => match leases.objects().next() {
                     Some(lease) => version = lease.resource_version(),
                     None => return,

@@ -5,7 +5,6 @@ use std::{
     fmt,
     future::Future,
     hash::{DefaultHasher, Hash, Hasher},
-    time::Duration,
 };
 
 use k8s_openapi::{
@@ -19,7 +18,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
-    Hosts,
+    Hosts, LASTS, SWEEP_EVERY,
     claims::{KIND, label},
 };
 use crate::{
@@ -33,13 +32,12 @@ pub(super) const SWEEP: &str = ".sweep";
 /// The Lease of a host.
 pub(super) fn lease_of(host: &str) -> String {
     let host = host.strip_suffix(SWEEP).unwrap_or(host);
-    format!("host.{}", host.to_ascii_lowercase().replace('_', "-"))
+    format!("host.{host}")
 }
 
 /// What must run beside [`Hosts`]: made by [`Hosts::pair`].
 ///
-/// It renews this host's Lease every quarter of its [time](Self::lease), and now and then looks for hosts
-/// that do not renew theirs.
+/// It renews this host's Lease every 10 s, and now and then looks for hosts that do not renew theirs.
 #[must_use = "nothing can be claimed unless it runs"]
 pub struct Heartbeat {
     hosts: Hosts,
@@ -72,26 +70,29 @@ impl Hosts {
     // ===== Our own Lease =====
 
     async fn renew(&self) {
-        let lasts = self.inner.lease.lasts;
         loop {
             let begun = Instant::now();
             let before = *self.inner.good_until.borrow();
             let lapsed = before.is_some_and(|until| until <= begun);
             match timeout(CALL_WITHIN, self.write_lease()).await {
                 Ok(Ok(made)) => {
-                    if lapsed || (made && before.is_some()) {
-                        self.held().lapses += 1;
+                    let lapsed = lapsed || (made && before.is_some());
+                    self.held().lapses += u64::from(lapsed);
+                    self.inner.good_until.send_replace(Some(begun + LASTS));
+                    if lapsed {
                         self.claim_again().await;
+                    } else if before.is_none() && !made {
+                        // Of a last life under this name.
+                        self.told(self.release_all(&self.inner.id).await);
                     }
-                    self.inner.good_until.send_replace(Some(begun + lasts));
-                    sleep_until(begun + lasts / 4).await;
+                    sleep_until(begun + LASTS / 4).await;
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(
                         target: "tower_on_demand::kubernetes",
                         host = self.id(), %error, "this host's Lease was not renewed"
                     );
-                    sleep(lasts / 20).await;
+                    sleep(LASTS / 20).await;
                 }
                 Err(_) => {}
             }
@@ -103,7 +104,7 @@ impl Hosts {
         let name = lease_of(&self.inner.id);
         let spec = json!({
             "holderIdentity": self.inner.id,
-            "leaseDurationSeconds": self.inner.lease.lasts.as_secs(),
+            "leaseDurationSeconds": LASTS.as_secs(),
             "renewTime": MicroTime(Timestamp::now()),
         });
         let (params, leases) = (PatchParams::apply(MANAGER), &self.inner.leases);
@@ -128,30 +129,33 @@ impl Hosts {
     /// Looks for dead hosts again and again. The more hosts there are the less often each of them looks:
     /// together they do it about once in the same time.
     async fn look_after(&self) {
-        let (lasts, sweep) = (self.inner.lease.lasts, self.inner.lease.sweep);
         let mut hosts = 1;
         for turn in 0_u64.. {
-            sleep(sweep.mul_f64(hosts as f64 * self.between(turn, 0.5, 1.5))).await;
+            let pause = SWEEP_EVERY.mul_f64(hosts as f64 * self.between(turn, 0.5, 1.5));
+            sleep(pause).await;
             let Some(first) = self.leases_of_hosts().await else {
                 continue;
             };
             hosts = first.len().max(1);
-            sleep(lasts).await;
+            sleep(LASTS).await;
             let Some(second) = self.leases_of_hosts().await else {
                 continue;
             };
             for (name, (host, version)) in second {
                 let unchanged = first.get(&name).is_some_and(|(_, seen)| *seen == version);
-                if unchanged
-                    && host != self.inner.id
-                    && let Err(Left::Failed(failure)) = self.bury(&name, &host, version).await
-                {
-                    tracing::warn!(
-                        target: "tower_on_demand::kubernetes",
-                        host, error = %failure, "what a dead host has left could not be released"
-                    );
+                if unchanged && host != self.inner.id {
+                    self.told(self.bury(&name, &host, version).await);
                 }
             }
+        }
+    }
+
+    fn told(&self, released: Result<(), Left>) {
+        if let Err(Left::Failed(failure)) = released {
+            tracing::warn!(
+                target: "tower_on_demand::kubernetes",
+                host = self.id(), error = %failure, "what a host has left could not be released"
+            );
         }
     }
 
@@ -178,16 +182,9 @@ impl Hosts {
     /// Gives back what a dead host claims, and forgets it.
     async fn bury(&self, name: &str, host: &str, version: Option<String>) -> Result<(), Left> {
         tracing::warn!(target: "tower_on_demand::kubernetes", host, "taken for dead");
+        self.release_all(host).await?;
+        self.release_all(&format!("{host}{SWEEP}")).await?;
         let patience = &mut Patience::endless();
-        for host in [host.to_owned(), format!("{host}{SWEEP}")] {
-            let params = ListParams::default().labels(&label(&host));
-            let leases = &self.inner.leases;
-            let claims = patience.call(|| leases.list(&params)).await?;
-            for lease in claims {
-                self.release_dead(&lease.name_any(), &host, patience)
-                    .await?;
-            }
-        }
         let params = DeleteParams {
             preconditions: Some(Preconditions {
                 resource_version: version,
@@ -203,24 +200,25 @@ impl Hosts {
         }
     }
 
-    /// Gives back one claim of a dead host; the last one of a workload stops it.
-    async fn release_dead(
-        &self,
-        name: &str,
-        host: &str,
-        patience: &mut Patience,
-    ) -> Result<(), Left> {
+    /// Gives back every claim of `host` that nobody knows of any more, and stops what nobody else claims.
+    async fn release_all(&self, host: &str) -> Result<(), Left> {
+        let patience = &mut Patience::endless();
+        let params = ListParams::default().labels(&label(host));
+        let leases = &self.inner.leases;
         let stopper = format!("{}{SWEEP}", self.inner.id);
-        let released = self.release_for(name, host, &stopper, patience).await?;
-        let Some((last, workload)) = released else {
-            return Ok(());
-        };
-        let down = match workload {
-            Some(workload) => self.scale_to_zero(&workload, &last, patience).await,
-            None => Ok(()),
-        };
-        last.done(patience).await?;
-        down
+        for lease in patience.call(|| leases.list(&params)).await? {
+            let released = self.release_left(&lease.name_any(), host, &stopper).await?;
+            let Some((last, workload)) = released else {
+                continue;
+            };
+            let down = match workload {
+                Some(workload) => self.scale_to_zero(&workload, &last, patience).await,
+                None => Ok(()),
+            };
+            last.done(patience).await?;
+            down?;
+        }
+        Ok(())
     }
 
     async fn scale_to_zero(
@@ -240,13 +238,5 @@ impl Hosts {
                 return Ok(());
             }
         }
-    }
-}
-
-impl Heartbeat {
-    /// How long this host's Lease lasts without being renewed: how long it may be cut off before others
-    /// take it for dead. Default: 40 s, and at least that, since a call may take 10.
-    pub fn lease(&self) -> Duration {
-        self.hosts.inner.lease.lasts
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! # When a host dies
 //!
-//! Every host renews a Lease of its own, every 10 s by default. One whose Lease nobody has seen change for
+//! Every host renews a Lease of its own every 10 s. One whose Lease nobody has seen change for
 //! 40 s is taken for dead: its claims are given back, and what it alone used is scaled to zero. The hosts
 //! look after each other in turn, about one look a minute in all, however many they are. Time is each
 //! host's own, from the last change that it saw: clocks need not agree.
@@ -28,7 +28,7 @@
 //! only while its Lease is good for longer than the call may take, and looks whose turn it is otherwise.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -36,9 +36,10 @@ use std::{
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
-use tokio::{sync::watch, time::Instant};
-
-use crate::workload::Workload;
+use tokio::{
+    sync::{self, watch},
+    time::Instant,
+};
 
 mod claims;
 mod heartbeat;
@@ -69,23 +70,23 @@ struct Inner {
     client: Client,
     leases: Api<Lease>,
     id: String,
-    lease: LeaseTime,
     /// Until when our own Lease is good; nothing before it was first written.
     good_until: watch::Sender<Option<Instant>>,
     held: Mutex<Held>,
+    /// Held while our own claim of any workload changes: those that claim, give back and claim again do not
+    /// see each other's changes half done.
+    changing: sync::Mutex<()>,
 }
 
-/// How long Leases of hosts last.
-#[derive(Debug, Clone, Copy)]
-struct LeaseTime {
-    lasts: Duration,
-    sweep: Duration,
-}
+/// How long the Lease of a host lasts, as those of nodes do. It is renewed four times in that.
+const LASTS: Duration = Duration::from_secs(40);
+/// How often dead hosts are looked for, by whichever host.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// What we claim, by the names of the Leases.
 #[derive(Default)]
 struct Held {
-    claims: BTreeMap<String, Workload>,
+    claims: BTreeSet<String>,
     /// How often our own Lease was no longer good.
     lapses: u64,
 }
@@ -94,20 +95,20 @@ impl Hosts {
     /// This host, called `id`, and the [`Heartbeat`] that must run beside it: until it does nothing can be
     /// claimed.
     ///
-    /// All Leases are in `namespace`, which the hosts have in common. No two hosts may have the same `id`;
-    /// one that is started again may have it again.
+    /// All Leases are in `namespace`, which the hosts have in common. No two hosts may have the same `id` at
+    /// the same time. One that is started again under its name gives back what its last life has claimed.
     ///
     /// # Errors
     ///
-    /// If `id` is not at most 50 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends, or
-    /// ends with `.sweep`.
+    /// If `id` is not at most 50 lower case letters, digits, `-` and `.`, with a letter or digit at both ends,
+    /// or ends with `.sweep`.
     pub fn pair(client: Client, namespace: &str, id: &str) -> Result<(Self, Heartbeat), InvalidId> {
-        let ends = |c: char| c.is_ascii_alphanumeric();
+        let ends = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
         let valid = id.len() <= 50
             && id.starts_with(ends)
             && id.ends_with(ends)
             && !id.ends_with(heartbeat::SWEEP)
-            && id.chars().all(|c| ends(c) || "-_.".contains(c));
+            && id.chars().all(|c| ends(c) || "-.".contains(c));
         if !valid {
             return Err(InvalidId(id.to_owned()));
         }
@@ -116,12 +117,9 @@ impl Hosts {
                 leases: Api::namespaced(client.clone(), namespace),
                 client,
                 id: id.to_owned(),
-                lease: LeaseTime {
-                    lasts: Duration::from_secs(40),
-                    sweep: Duration::from_secs(60),
-                },
                 good_until: watch::Sender::default(),
                 held: Mutex::default(),
+                changing: sync::Mutex::default(),
             }),
         };
         let heartbeat = Heartbeat::new(hosts.clone());
@@ -165,7 +163,7 @@ impl fmt::Display for InvalidId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:?} cannot name a host: at most 50 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+            "{:?} cannot name a host: at most 50 lower case letters, digits, '-' and '.', with a letter or digit at both ends",
             self.0
         )
     }

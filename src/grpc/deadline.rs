@@ -87,4 +87,29 @@ mod tests {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }
+
+    #[test]
+    fn whatever_a_call_came_with_is_a_timeout_as_grpc_writes_it_or_none() {
+        use proptest::{
+            prelude::*,
+            test_runner::{Config, RngSeed, TestRunner},
+        };
+        println!("seed 1");
+        let mut runner = TestRunner::new(Config {
+            cases: 4000,
+            rng_seed: RngSeed::Fixed(1),
+            failure_persistence: None,
+            ..Config::default()
+        });
+        let text = prop_oneof!["[0-9]{0,10}[HMSmunx]?", "\\PC{0,10}"];
+        let checked = runner.run(&text, |text| {
+            let digits = text.trim_end_matches(['H', 'M', 'S', 'm', 'u', 'n']);
+            let right = digits.len() + 1 == text.len()
+                && (1..=8).contains(&digits.len())
+                && digits.bytes().all(|byte| byte.is_ascii_digit());
+            prop_assert_eq!(parse(&text).is_some(), right);
+            Ok(())
+        });
+        checked.unwrap_or_else(|error| panic!("{error}"));
+    }
 }

@@ -194,13 +194,14 @@ fn f4_f5_what_the_work_held_is_released_and_a_failure_unlisted_before_anybody_is
 #[test]
 fn f2_a_caller_that_comes_while_it_lands_has_the_outcome_or_leads_anew() {
     // Many times over, on two threads, with an inner service that ends at once.
+    const CALLS: u64 = if cfg!(miri) { 20 } else { 20_000 };
     let inner = Inner::prompt();
     let (service, handle) = stack(inner.clone());
     let threads: Vec<_> = (0..2)
         .map(|_| {
             let mut service = service.clone();
             std::thread::spawn(move || {
-                for _ in 0..20_000 {
+                for _ in 0..CALLS {
                     let mut one: Counted<_> = call(&mut service, "a");
                     loop {
                         match one.poll_once() {
@@ -221,7 +222,7 @@ fn f2_a_caller_that_comes_while_it_lands_has_the_outcome_or_leads_anew() {
         thread.join().unwrap();
     }
     let counts = handle.statistics();
-    assert_eq!(counts.led + counts.joined, 40_000);
+    assert_eq!(counts.led + counts.joined, 2 * CALLS);
     assert_eq!(counts.led as usize, inner.calls());
     assert_empty(&handle);
 }

@@ -255,6 +255,11 @@ impl Share {
         }
     }
 
+    #[inline]
+    pub(crate) fn counts(&self) -> bool {
+        self.claim.is_some()
+    }
+
     /// How many others there are, if it counts.
     pub(crate) fn others(&self) -> Option<u32> {
         let claim = self.claim.as_ref()?;

@@ -3,11 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::{
-    lease::Leased,
-    matches::Nothing,
-    usage::{Recency, Usage},
-};
+use crate::{clock::Recency, lease::Leased, matches::Nothing, usage::Usage};
 
 /// Who counts the uses of a backend: somebody above, by a word that is attached, or else the
 /// backend by its own, made at the first need.

@@ -103,6 +103,7 @@ mod busy;
 #[cfg(feature = "ceiling")]
 #[cfg_attr(docsrs, doc(cfg(feature = "ceiling")))]
 pub mod ceiling;
+mod clock;
 #[cfg(feature = "coalesce")]
 #[cfg_attr(docsrs, doc(cfg(feature = "coalesce")))]
 pub mod coalesce;

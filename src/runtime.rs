@@ -1,7 +1,5 @@
 //! `Runtime`: where time comes from and where background tasks go.
 
-#[cfg(any(feature = "tokio", feature = "smol"))]
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::{
     fmt,
     future::Future,
@@ -12,7 +10,9 @@ use std::{
 
 use hyper::rt::{Executor, Sleep, Timer};
 
-use crate::usage::Recency;
+#[cfg(any(feature = "tokio", feature = "smol"))]
+use crate::clock::CoarseClock;
+use crate::clock::{Clock, TimerClock, UserClock};
 
 /// A boxed future that an executor runs to its end: what a [`Runtime`]'s executor must accept.
 pub type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
@@ -43,69 +43,7 @@ pub struct Runtime {
 struct Inner {
     timer: Arc<dyn Timer + Send + Sync>,
     executor: Arc<dyn Executor<BoxFuture> + Send + Sync>,
-    clock: Arc<dyn Recency>,
-}
-
-/// The timer's own reading, since the runtime was made.
-struct TimerClock {
-    timer: Arc<dyn Timer + Send + Sync>,
-    origin: Instant,
-}
-
-impl Recency for TimerClock {
-    fn now(&self) -> u64 {
-        nanos(self.timer.now().saturating_duration_since(self.origin))
-    }
-}
-
-/// A recency clock given by the user.
-struct UserClock<F>(F);
-
-impl<F: Fn() -> Duration + Send + Sync> Recency for UserClock<F> {
-    fn now(&self) -> u64 {
-        nanos((self.0)())
-    }
-}
-
-/// The system's coarse monotonic clock: a few milliseconds of resolution at a fifth of the cost.
-///
-/// A timer may run on a time of its own: tokio's does while it is paused for a test. Where a decision
-/// is made the two are compared, and once they have parted it is the timer's that counts.
-#[cfg(any(feature = "tokio", feature = "smol"))]
-struct CoarseClock {
-    timer: TimerClock,
-    origin: coarsetime::Instant,
-    parted: AtomicBool,
-}
-
-#[cfg(any(feature = "tokio", feature = "smol"))]
-impl CoarseClock {
-    /// How far a coarse reading may be from the timer's.
-    const SLACK: u64 = 100_000_000;
-
-    fn coarse(&self) -> u64 {
-        let now = coarsetime::Instant::now_without_cache_update();
-        now.duration_since(self.origin).as_nanos()
-    }
-}
-
-#[cfg(any(feature = "tokio", feature = "smol"))]
-impl Recency for CoarseClock {
-    fn now(&self) -> u64 {
-        if self.parted.load(Ordering::Relaxed) {
-            self.timer.now()
-        } else {
-            self.coarse()
-        }
-    }
-
-    fn checked(&self) -> u64 {
-        let (coarse, exact) = (self.coarse(), self.timer.now());
-        if coarse.abs_diff(exact) > Self::SLACK {
-            self.parted.store(true, Ordering::Relaxed);
-        }
-        self.now()
-    }
+    clock: Clock,
 }
 
 /// smol's global executor.
@@ -119,10 +57,6 @@ impl Executor<BoxFuture> for Global {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 impl Runtime {
     /// A runtime over `timer` and `executor`.
     pub fn new<T, E>(timer: T, executor: E) -> Self
@@ -131,15 +65,11 @@ impl Runtime {
         E: Executor<BoxFuture> + Send + Sync + 'static,
     {
         let timer: Arc<dyn Timer + Send + Sync> = Arc::new(timer);
-        let clock = TimerClock {
-            origin: timer.now(),
-            timer: timer.clone(),
-        };
         Self {
             inner: Arc::new(Inner {
+                clock: Arc::new(TimerClock::new(timer.clone())).into(),
                 timer,
                 executor: Arc::new(executor),
-                clock: Arc::new(clock),
             }),
         }
     }
@@ -165,18 +95,11 @@ impl Runtime {
 
     #[cfg(any(feature = "tokio", feature = "smol"))]
     fn coarse(self) -> Self {
-        let timer = TimerClock {
-            origin: self.inner.timer.now(),
-            timer: self.inner.timer.clone(),
-        };
-        self.with_clock(Arc::new(CoarseClock {
-            timer,
-            origin: coarsetime::Instant::now_without_cache_update(),
-            parted: AtomicBool::new(false),
-        }))
+        let timer = TimerClock::new(self.inner.timer.clone());
+        self.with_clock(Clock::Coarse(Arc::new(CoarseClock::new(timer))))
     }
 
-    fn with_clock(&self, clock: Arc<dyn Recency>) -> Self {
+    fn with_clock(&self, clock: Clock) -> Self {
         Self {
             inner: Arc::new(Inner {
                 timer: self.inner.timer.clone(),
@@ -195,7 +118,7 @@ impl Runtime {
     where
         F: Fn() -> Duration + Send + Sync + 'static,
     {
-        self.with_clock(Arc::new(UserClock(clock)))
+        self.with_clock(Arc::new(UserClock(clock)).into())
     }
 
     /// The timer's now.
@@ -225,8 +148,14 @@ impl Runtime {
         self.inner.executor.execute(Box::pin(future));
     }
 
+    /// A clock of the timer's time, which is not coarse.
+    #[cfg(feature = "ceiling")]
+    pub(crate) fn timer_clock(&self) -> TimerClock {
+        TimerClock::new(self.inner.timer.clone())
+    }
+
     /// The clock that stamps the end of a use.
-    pub(crate) fn clock(&self) -> Arc<dyn Recency> {
+    pub(crate) fn clock(&self) -> Clock {
         self.inner.clock.clone()
     }
 }

@@ -33,6 +33,7 @@ use std::{
 };
 
 use crate::{
+    clock::Clock,
     notices::{Notices, Tell},
     sync::{Arc, Mutex, atomic::AtomicU64, atomic::Ordering},
     wakers::Key,
@@ -49,17 +50,6 @@ const CUT: u64 = 1 << 28;
 const PINNED: u64 = 1 << 29;
 const DEAD: u64 = 1 << 30;
 const EPOCH: u64 = 1 << 32;
-
-/// The clock that stamps the end of a use, in nanoseconds since a fixed moment.
-pub(crate) trait Recency: Send + Sync {
-    /// Read at the end of every use, so it may be coarse.
-    fn now(&self) -> u64;
-
-    /// Read where a decision is made.
-    fn checked(&self) -> u64 {
-        self.now()
-    }
-}
 
 /// Why an instance must not be used any more.
 ///
@@ -94,7 +84,7 @@ pub struct Usage {
     word: AtomicU64,
     /// When the last use ended (or when it became ready), by `clock`.
     ended: AtomicU64,
-    clock: Arc<dyn Recency>,
+    clock: Clock,
     /// The backend's name, for the errors of its calls.
     name: OnceLock<Arc<str>>,
     pub(crate) notices: Mutex<Notices>,
@@ -145,7 +135,8 @@ impl Look {
 }
 
 impl Usage {
-    pub(crate) fn new(clock: Arc<dyn Recency>) -> Arc<Self> {
+    pub(crate) fn new(clock: impl Into<Clock>) -> Arc<Self> {
+        let clock = clock.into();
         Arc::new(Self {
             word: AtomicU64::new(BORN),
             ended: AtomicU64::new(clock.checked()),

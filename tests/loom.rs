@@ -12,6 +12,8 @@
     unused_imports
 )]
 
+#[path = "../src/clock.rs"]
+mod clock;
 #[path = "../src/error.rs"]
 mod error;
 #[path = "../src/notices.rs"]
@@ -75,7 +77,7 @@ mod with {
     /// A clock that stands still.
     pub(crate) struct Still;
 
-    impl crate::usage::Recency for Still {
+    impl crate::clock::Recency for Still {
         fn now(&self) -> u64 {
             0
         }

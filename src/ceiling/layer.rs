@@ -1,10 +1,6 @@
 //! `CeilingLayer`: one limit, shared by all its clones.
 
-use std::{
-    fmt,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
 
@@ -15,7 +11,7 @@ use super::{
     status::Status,
     weight::{By, Fixed, SaysWeight, Unweighed},
 };
-use crate::{runtime::Runtime, usage::Recency};
+use crate::runtime::Runtime;
 
 /// Admits only as many instances as there is room for.
 ///
@@ -74,22 +70,6 @@ pub(super) struct Options<W> {
     pub(super) min_residency: Duration,
 }
 
-/// The timer's reading. Not the recency clock: waits are the timer's.
-struct TimerClock {
-    runtime: Runtime,
-    origin: Instant,
-}
-
-impl Recency for TimerClock {
-    fn now(&self) -> u64 {
-        nanos(self.runtime.now().saturating_duration_since(self.origin))
-    }
-}
-
-pub(super) fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 impl CeilingLayer {
     /// Room for `limit` units. Every start weighs 1, unless its stack says otherwise.
     ///
@@ -141,12 +121,10 @@ impl CeilingLayer<Unweighed> {
 
 impl<W> CeilingLayer<W> {
     fn with(runtime: Runtime, limit: u64, weigh: W) -> Self {
-        let clock = TimerClock {
-            origin: runtime.now(),
-            runtime: runtime.clone(),
-        };
+        // Not the recency clock: waits are the timer's.
+        let clock = Arc::new(runtime.timer_clock());
         Self {
-            room: Room::new(limit, Arc::new(clock)),
+            room: Room::new(limit, clock),
             options: Options {
                 runtime,
                 weigh,

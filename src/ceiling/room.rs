@@ -33,16 +33,17 @@ use super::{
     status::Status,
 };
 use crate::{
+    clock::Clock,
     error::Error,
     notices::Watch,
     sync::{Arc, Mutex, Weak, lock},
-    usage::{Recency, Usage},
+    usage::Usage,
 };
 
 pub(super) struct Room {
     me: Weak<Room>,
     /// Nanoseconds since a fixed moment.
-    clock: Arc<dyn Recency>,
+    clock: Clock,
     state: Mutex<State>,
 }
 
@@ -54,7 +55,8 @@ pub(super) enum Asked {
 }
 
 impl Room {
-    pub(super) fn new(limit: u64, clock: Arc<dyn Recency>) -> Arc<Self> {
+    pub(super) fn new(limit: u64, clock: impl Into<Clock>) -> Arc<Self> {
+        let clock = clock.into();
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             clock,

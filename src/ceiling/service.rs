@@ -11,7 +11,7 @@ use tower_service::Service;
 use super::{
     error::MakeError,
     future::ResponseFuture,
-    layer::{Options, nanos},
+    layer::Options,
     occupied::Occupied,
     room::{Permit, Room},
     state::Ask,
@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     backend::Backend,
+    clock::nanos,
     target::{Intent, Urgency, find_room},
 };
 

@@ -25,9 +25,10 @@ use super::{InUse, InUseBody, UntilBodyEnd, UntilBothEnd};
 use crate::{
     BoxError, Error, ErrorKind,
     busy::Begin,
+    clock::Recency,
     lease::Leased,
     test_util::{self, Clock},
-    usage::{Recency, Usage},
+    usage::Usage,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

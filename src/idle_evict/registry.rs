@@ -12,9 +12,10 @@ use std::{
 
 use super::{status::Instance, sweep::Retiree};
 use crate::{
+    clock::Clock,
     notices::Watch,
     sync::lock,
-    usage::{Eviction, Look, Recency, Usage},
+    usage::{Eviction, Look, Usage},
     wakers::{Key, Wakers},
 };
 
@@ -25,7 +26,7 @@ use crate::{
 /// at when they come up, and moved on if they were too early.
 pub(super) struct Registry {
     me: Weak<Registry>,
-    clock: Arc<dyn Recency>,
+    clock: Clock,
     state: Mutex<State>,
 }
 
@@ -83,7 +84,7 @@ impl Drop for Live {
 }
 
 impl Registry {
-    pub(super) fn new(clock: Arc<dyn Recency>) -> Arc<Self> {
+    pub(super) fn new(clock: Clock) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             clock,
@@ -91,7 +92,7 @@ impl Registry {
         })
     }
 
-    pub(super) fn clock(&self) -> Arc<dyn Recency> {
+    pub(super) fn clock(&self) -> Clock {
         self.clock.clone()
     }
 

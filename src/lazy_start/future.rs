@@ -114,9 +114,12 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                Project::Calling(calling) => {
-                    let answer = ready!(calling.poll(cx));
-                    state.set(State::Done);
+                Project::Calling(mut calling) => {
+                    let answer = ready!(calling.as_mut().poll(cx));
+                    // A lease that counts itself has ended its use by now.
+                    if calling.has_share() {
+                        state.set(State::Done);
+                    }
                     return Poll::Ready(answer);
                 }
                 Project::Before(before) => match ready!(before.poll(cx)) {

@@ -18,7 +18,7 @@ use crate::{
 /// A call in flight. Where the lease does not count itself the use is in here: it ends after the
 /// call is dropped, and the end of a drain cuts it.
 ///
-/// Whoever polls it drops it as soon as it is ready: the use is over then.
+/// Whoever polls it drops it as soon as it is ready if it [has a share](Self::has_share): the use is over then.
 #[pin_project]
 pub(crate) struct Calling<F> {
     /// Dropped first.
@@ -42,6 +42,14 @@ impl<F> Calling<F> {
             call = lease.call(request);
         }
         Self { call, share }
+    }
+}
+
+impl<F> Calling<F> {
+    /// Whether the use ends with this.
+    #[inline]
+    pub(crate) fn has_share(&self) -> bool {
+        self.share.counts()
     }
 }
 

@@ -8,8 +8,9 @@ use loom::{
 };
 
 use crate::{
+    clock::Recency,
     notices::Watch,
-    usage::{Claim, Closed, Eviction, Look, Recency, Refused, Usage},
+    usage::{Claim, Closed, Eviction, Look, Refused, Usage},
     with::{Arc, Still, until},
 };
 

@@ -14,19 +14,19 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use hashbrown::HashTable;
 pub(crate) use slab::Slab;
 
-/// A value that one takes out and brings back, boxed: one step each.
+/// A value that one takes out and brings back: one step each.
 #[cfg(any(feature = "coalesce", on_demand_loom))]
-pub(crate) struct Slot<T>(Mutex<Option<Box<T>>>);
+pub(crate) struct Slot<T>(Mutex<Option<T>>);
 
 #[cfg(any(feature = "coalesce", on_demand_loom))]
 impl<T> Slot<T> {
-    pub(crate) fn empty() -> Self {
-        Self(Mutex::new(None))
+    pub(crate) fn new(value: Option<T>) -> Self {
+        Self(Mutex::new(value))
     }
 
     /// Exchanges what is in it. Each sees what was before the exchanges before it.
     #[inline]
-    pub(crate) fn swap(&self, value: Option<Box<T>>) -> Option<Box<T>> {
+    pub(crate) fn swap(&self, value: Option<T>) -> Option<T> {
         std::mem::replace(&mut *lock(&self.0), value)
     }
 }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
+mod coalesce;
 mod harness;
 mod running;
 
@@ -14,5 +15,6 @@ fn main() {
     let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     let mut table = Table::new(only);
     running::rows(&mut table);
+    coalesce::rows(&mut table);
     std::process::exit(table.print());
 }

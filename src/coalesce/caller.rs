@@ -1,7 +1,7 @@
 //! What a caller does when it is polled: by its ticket, if it led and knows of nobody else, or in its
 //! seat of a shared flight.
 
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 
 use super::{
     driving::{Driving, Landing},
@@ -26,9 +26,8 @@ pub(crate) enum Step<H: Home> {
     Done(H::Value, H::Tag),
 }
 
-/// What came of a poll in a seat.
+/// What came of having a seat.
 pub(crate) enum Sat<V> {
-    Pending,
     Done(V),
     /// It is polled from within the flight that it waits for.
     Reentrant,
@@ -102,41 +101,48 @@ fn by_ticket<H: Home>(home: &H, name: Name, cx: &mut Context<'_>) -> Step<H> {
 
 impl<H: Home> Seat<H> {
     /// Drives, waits or collects. `copy` makes another of a value.
+    #[inline(always)]
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
         copy: impl FnOnce(&H::Value) -> H::Value,
-    ) -> Sat<H::Value> {
+    ) -> Poll<Sat<H::Value>> {
         loop {
             match self.turn(cx.waker()) {
                 Turn::Landed => {
-                    return match self.collect(cx.waker(), copy) {
-                        Poll::Pending => Sat::Pending,
-                        Poll::Ready(value) => Sat::Done(value),
-                    };
+                    return self.collect(cx.waker(), copy).map(Sat::Done);
                 }
-                Turn::Wait { driven: false } => return Sat::Pending,
+                Turn::Wait { driven: false } => return Poll::Pending,
                 Turn::Wait { driven: true } => {
-                    let name = self.flight().name();
-                    let home = self.flight().home();
-                    return match home.is_some_and(|home| home.is_flying_here(name)) {
-                        true => Sat::Reentrant,
-                        false => Sat::Pending,
+                    return match self.is_flying_here() {
+                        true => Poll::Ready(Sat::Reentrant),
+                        false => Poll::Pending,
                     };
                 }
-                Turn::Drive(home, work, waker) => {
-                    let mut driving = self.drive(&home, work);
-                    let mut inner = Context::from_waker(self.waker());
-                    match driving.fly(&mut inner) {
-                        Poll::Ready(outcome) => self.land(driving, outcome),
-                        Poll::Pending => {
-                            if self.park(driving, waker) {
-                                return Sat::Pending;
-                            }
-                        }
-                    }
-                }
+                Turn::Drive(waker) => ready!(self.fly(waker)),
             }
         }
+    }
+
+    #[cold]
+    fn is_flying_here(&self) -> bool {
+        let name = self.flight().name();
+        let here = self.flight().with_home(|home| home.is_flying_here(name));
+        here.unwrap_or(false)
+    }
+
+    /// Polls the work, then lands it or puts it back, which has landed if it was aborted meanwhile.
+    #[inline(never)]
+    fn fly(&mut self, waker: Waker) -> Poll<()> {
+        self.drive(|spot, flight, mut driving| {
+            let mut inner = Context::from_waker(&flight.waker);
+            match driving.fly(&mut inner) {
+                Poll::Ready(outcome) => {
+                    driving.land_shared(flight, outcome);
+                    Poll::Ready(())
+                }
+                Poll::Pending => flight.park(spot, driving, waker),
+            }
+        })
     }
 }

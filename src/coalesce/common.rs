@@ -9,10 +9,11 @@ use std::{
 };
 
 use hashbrown::DefaultHashBuilder;
+use hyper::rt::Sleep;
 use tower_service::Service;
 
 use super::{
-    flight::{Home, Keep, Lost, Name, Outcome, Whose},
+    flight::{Flight, Home, Keep, Lost, Name, Outcome, Whose},
     lasting::{Lasts, Tying},
     linger::Linger,
     polling::Mark,
@@ -75,7 +76,6 @@ where
     S: Service<Req>,
     I: Identity<Req>,
 {
-    pub(super) convert: fn(S::Error) -> Error,
     /// Nobody is asked whether an outcome is shared.
     pub(super) shares_all: bool,
     pub(super) shares: fn(&P, &S::Response) -> bool,
@@ -84,7 +84,7 @@ where
     pub(super) launch: Option<Launch<S, I, Req, P, D>>,
     /// A joiner may have to go alone.
     pub(super) keeps_requests: bool,
-    pub(super) manner: Manner<S::Response>,
+    pub(super) manner: Manner<S::Response, S::Error>,
     /// Responses that can be joined while they are in use.
     pub(super) lasting: Option<Tying<S, I, Req, P, D>>,
     pub(super) weigh: fn(&S::Response) -> u64,
@@ -111,20 +111,21 @@ impl<R: Share> Verdict<R> {
 }
 
 /// What is done to the response of each caller.
-pub(super) struct Manner<R> {
+pub(super) struct Manner<R, E> {
+    pub(super) convert: fn(E) -> Error,
     /// Says to it by which flight it came.
     pub(super) label: Option<fn(&mut R, Passage)>,
     /// Counts it among those in use; false if it is too late for that.
     pub(super) enlist: Option<fn(&mut R) -> bool>,
 }
 
-impl<R> Clone for Manner<R> {
+impl<R, E> Clone for Manner<R, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<R> Copy for Manner<R> {}
+impl<R, E> Copy for Manner<R, E> {}
 
 /// How a caller came to its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +142,7 @@ where
     type Key = I::Key;
     type Work = Work<S, Req>;
     type Value = Verdict<S::Response>;
-    type Tag = Manner<S::Response>;
+    type Tag = Manner<S::Response, S::Error>;
 
     #[inline]
     fn space(&self) -> &Space<Self> {
@@ -151,7 +152,7 @@ where
     const REUSE: bool = size_of::<Work<S, Req>>() <= WORTH_KEEPING;
 
     #[inline]
-    fn tag(&self) -> Manner<S::Response> {
+    fn tag(&self) -> Self::Tag {
         self.rules.manner
     }
 
@@ -202,6 +203,13 @@ where
         }
     }
 
+    /// When one who joins this flight is to lead another.
+    pub(super) fn timer(&self, flight: &Flight<Arc<Self>>) -> Option<Pin<Box<dyn Sleep>>> {
+        let wait = self.max_wait.as_ref();
+        let wait = wait.filter(|_| !flight.is_replacement())?;
+        Some(wait.runtime.sleep(wait.after))
+    }
+
     #[inline]
     pub(super) fn passed_by(&self) {
         if self.observed {
@@ -215,7 +223,7 @@ where
     }
 
     /// Joins the flight of `key`, or leads one. What of `seed` is left was not needed.
-    #[inline]
+    #[inline(never)]
     pub(super) fn enter(
         self: &Arc<Self>,
         hash: u64,
@@ -245,7 +253,7 @@ where
             Err(error) => {
                 let shared = rules.shares_all || (rules.shares_error)(&self.policy, &error);
                 Outcome {
-                    value: Verdict::Failed((rules.convert)(error)),
+                    value: Verdict::Failed((rules.manner.convert)(error)),
                     whose: if shared { Whose::All } else { Whose::Leaders },
                     keep: None,
                 }

@@ -75,7 +75,7 @@ impl<'a, H: Home> Driving<'a, H> {
 
     /// Unlinks the flight, or lets it be joined for a while; tells all.
     #[inline]
-    pub(crate) fn land(mut self, outcome: Outcome<H::Value>) -> Landing<H> {
+    pub(crate) fn land(&mut self, outcome: Outcome<H::Value>) -> Landing<H> {
         match self.unlink(outcome.keep) {
             (None, _) => Landing::Alone(match outcome.whose {
                 Whose::All | Whose::Leaders => outcome.value,

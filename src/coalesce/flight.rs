@@ -151,17 +151,24 @@ pub(crate) struct Flight<H: Home> {
     /// Of `signal`.
     pub(super) waker: Waker,
     /// Since it landed; out while it is lent.
-    pub(super) value: Slot<H::Value>,
+    pub(super) value: Slot<Box<H::Value>>,
     /// Somebody found the value lent.
     pub(super) wanted: AtomicBool,
+    /// Out while it is polled; never here if a task has it.
+    pub(super) work: Slot<Parcel<H>>,
+    home: Mooring<H>,
     pub(super) cargo: Mutex<Cargo<H>>,
 }
 
+/// What ties a flight to its table.
+enum Mooring<H> {
+    /// As long as it exists: it leaves the table when it lands.
+    Fast(H),
+    /// `None` once it has landed to be kept in the table, which must not keep itself.
+    Loose(Mutex<Option<H>>),
+}
+
 pub(super) struct Cargo<H: Home> {
-    /// `None` once it is abandoned, or has landed to be kept in the table, which must not keep itself.
-    pub(super) home: Option<H>,
-    /// Out while it is polled; never here if a task has it.
-    pub(super) work: Option<Parcel<H>>,
     /// What only the caller that led may have.
     pub(super) private: Option<H::Value>,
     /// The caller that led is still here.
@@ -195,11 +202,14 @@ impl<H: Home> Flight<H> {
             abandoned: AtomicBool::new(false),
             waker: Waker::from(signal.clone()),
             signal,
-            value: Slot::empty(),
+            value: Slot::new(None),
             wanted: AtomicBool::new(false),
+            work: Slot::new(from.work),
+            home: match home.space().limits.keeps {
+                true => Mooring::Loose(Mutex::new(Some(home.clone()))),
+                false => Mooring::Fast(home.clone()),
+            },
             cargo: Mutex::new(Cargo {
-                home: Some(home.clone()),
-                work: from.work,
                 private: None,
                 led: true,
                 borrowers: WakeList::default(),
@@ -225,7 +235,19 @@ impl<H: Home> Flight<H> {
 
     /// The table, at least until it has landed.
     pub(crate) fn home(&self) -> Option<H> {
-        lock(&self.cargo).home.clone()
+        self.with_home(H::clone)
+    }
+
+    /// The same, to be looked at.
+    #[inline]
+    pub(super) fn with_home<R>(&self, look: impl FnOnce(&H) -> R) -> Option<R> {
+        match &self.home {
+            Mooring::Fast(home) => Some(look(home)),
+            Mooring::Loose(home) => {
+                let home = lock(home).clone();
+                home.as_ref().map(look)
+            }
+        }
     }
 
     /// Where the caller that led waits.
@@ -268,12 +290,8 @@ impl<H: Home> Flight<H> {
 
     /// Drops the work of an abandoned flight.
     pub(crate) fn abandon(&self) {
-        let (work, home) = {
-            let mut cargo = lock(&self.cargo);
-            (cargo.work.take(), cargo.home.take())
-        };
+        let work = self.work.swap(None);
         drop(work);
-        drop(home);
     }
 
     /// Sets the outcome, after the flight was unlinked, and tells all. `private` is for the caller that
@@ -281,26 +299,31 @@ impl<H: Home> Flight<H> {
     pub(super) fn publish(&self, value: H::Value, private: Option<H::Value>, kept: Option<Keep>) {
         self.value.swap(Some(Box::new(value)));
         let apart = private.is_some();
-        let mut gone = (None, None);
-        if apart || matches!(kept, Some(Keep::Until(_))) {
+        let mut gone = None;
+        if apart {
             let mut cargo = lock(&self.cargo);
             if cargo.led {
                 cargo.private = private;
             } else {
-                gone.0 = private;
-            }
-            if let Some(Keep::Until(_)) = kept {
-                gone.1 = cargo.home.take();
+                gone = private;
             }
         }
         self.signal.land(apart);
         drop(gone);
+        if let Some(Keep::Until(_)) = kept {
+            self.forget_home();
+        }
     }
 
     /// It stays in the table, which it must not keep.
     pub(crate) fn forget_home(&self) {
-        let home = lock(&self.cargo).home.take();
-        drop(home);
+        match &self.home {
+            Mooring::Fast(_) => unreachable!("such a table keeps nothing"),
+            Mooring::Loose(home) => {
+                let home = lock(home).take();
+                drop(home);
+            }
+        }
     }
 
     /// Takes the value, to copy it. `None` while another caller does: then `waker` is woken after that.
@@ -335,12 +358,28 @@ impl<H: Home> Flight<H> {
     /// The work is here again; nobody takes it before the signal says so.
     pub(super) fn put_back(&self, driving: &mut Driving<'_, H>) {
         driving.armed = false;
-        lock(&self.cargo).work = driving.work.take();
+        let before = self.work.swap(driving.work.take());
+        debug_assert!(before.is_none(), "it was out");
+    }
+
+    /// Puts the work back. `waker` is the caller's who drove. Ready: it was aborted, and has landed.
+    pub(super) fn park(
+        &self,
+        spot: &mut Spot,
+        mut driving: Driving<'_, H>,
+        waker: Waker,
+    ) -> Poll<()> {
+        self.put_back(&mut driving);
+        if self.signal.park(spot, waker) {
+            return Poll::Pending;
+        }
+        self.take_again(driving);
+        Poll::Ready(())
     }
 
     /// It was aborted while it was out: drops it and tells all.
     pub(super) fn take_again(&self, mut driving: Driving<'_, H>) {
-        driving.work = lock(&self.cargo).work.take();
+        driving.work = self.work.swap(None);
         driving.armed = true;
         driving.give_up(Lost::ShutDown);
     }
@@ -353,7 +392,7 @@ impl<H: Home> Flight<H> {
     /// Ends the flight unfinished, telling all: now, or when whoever drives it comes back.
     pub(crate) fn abort(&self, home: &H) {
         if self.signal.abort() {
-            let work = lock(&self.cargo).work.take();
+            let work = self.work.swap(None);
             Driving::of(home, self.name, work).give_up(Lost::ShutDown);
         }
     }

@@ -171,6 +171,7 @@ where
             max_joiners: options.max_joiners,
             max_flights: options.max_flights,
             lasting: D::TASKS,
+            keeps: options.linger.is_some() || self.lasting.is_some(),
         };
         let common = Arc::new(Common {
             space: Space::new(shards(), limits),
@@ -179,13 +180,13 @@ where
             policy: self.policy.clone(),
             driver: self.driver.clone(),
             rules: Rules {
-                convert: |error| Error::service(error),
                 shares_all: !P::ASKS,
                 shares: P::shares,
                 shares_error: P::shares_error,
                 launch: if D::TASKS { Some(D::launch) } else { None },
                 keeps_requests: P::ASKS || options.max_wait.is_some() || self.lasting.is_some(),
                 manner: Manner {
+                    convert: |error| Error::service(error),
                     label: self.label,
                     enlist: self.lasting.map(|tying| tying.lasting.enlist),
                 },

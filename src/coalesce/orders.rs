@@ -55,7 +55,8 @@ impl<H: Home> Space<H> {
         let hash = old.name().hash;
         let mut guard = self.shard(hash);
         let shard = &mut *guard;
-        let Some(entry) = shard.table.find(hash, |entry| entry.name == old.name()) else {
+        let name = shard.name(hash);
+        let Some(entry) = shard.table.find(old.name()) else {
             return Replaced::Landed;
         };
         if !entry.is_flying() {
@@ -65,14 +66,12 @@ impl<H: Home> Space<H> {
             return Replaced::Landed;
         };
         if let Some(flight) = successor.clone().filter(|flight| !flight.is_abandoned()) {
-            if let Some(entry) = shard.find(flight.name()) {
+            if let Some(entry) = shard.table.find(flight.name()) {
                 entry.callers += usize::from(entry.is_flying());
             }
             shard.counts.joined += 1;
             drop(guard);
-            let mut seat = Seat::joining(flight, false);
-            seat.settle();
-            return Replaced::Joined(seat);
+            return Replaced::Joined(Seat::joined(flight));
         }
         if entry.phase == Phase::Closed {
             return Replaced::Closed;
@@ -82,7 +81,6 @@ impl<H: Home> Space<H> {
         };
         // Open => Closed: nobody else has this key, so the new one takes its place unseen.
         entry.phase = Phase::Closed;
-        let name = self.name(&mut shard.next, hash);
         let flight = Flight::share(
             home,
             Shared {
@@ -122,9 +120,8 @@ impl<H: Home> Space<H> {
         loop {
             let flight = {
                 let mut shard = self.shard(hash);
-                let entry = shard.table.find(hash, |entry| {
-                    entry.name.hash == hash
-                        && matches!(entry.phase, Phase::Open | Phase::Kept)
+                let entry = shard.table.search(hash, |entry| {
+                    matches!(entry.phase, Phase::Open | Phase::Kept)
                         && !others.contains(&entry.name)
                 });
                 entry?.share(home)
@@ -142,7 +139,7 @@ impl<H: Home> Space<H> {
             return false;
         };
         let mut shard = self.shard(hash);
-        let (known, kept) = match shard.find(flight.name()) {
+        let (known, kept) = match shard.table.find(flight.name()) {
             Some(entry) if entry.phase == Phase::Open => {
                 entry.phase = Phase::Closed;
                 (true, None)
@@ -161,7 +158,7 @@ impl<H: Home> Space<H> {
             return 0;
         };
         let mut shard = self.shard(hash);
-        match shard.find(flight.name()) {
+        match shard.table.find(flight.name()) {
             Some(entry) if entry.is_flying() => entry.callers,
             _ => 0,
         }

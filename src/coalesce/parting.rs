@@ -53,10 +53,7 @@ impl<H: Home> Space<H> {
     ) -> Unlinked<H> {
         let mut guard = self.shard(name.hash);
         let shard = &mut *guard;
-        let Some(entry) = shard
-            .table
-            .find(name.hash, |entry| entry.name.id == name.id)
-        else {
+        let Some(entry) = shard.table.find(name) else {
             return Unlinked::Alone;
         };
         shard.running -= 1;
@@ -65,13 +62,11 @@ impl<H: Home> Space<H> {
             Some(spent) => shard.spare.replace(spent),
             None => None,
         };
-        if by_ticket {
-            entry.leader = Leader::Seat;
-        }
+        let owed = entry.leader == Leader::Ticket && !by_ticket;
         let open = entry.phase == Phase::Open && !shut;
         // (A task's flight may have no callers.)
         let keep = keep.filter(|keep| open && (*keep != Keep::InUse || entry.callers > 0));
-        if keep.is_none() && entry.leader != Leader::Ticket {
+        if keep.is_none() && !owed {
             // Open, Closed => gone
             let removed = shard.table.remove(name);
             drop(guard);
@@ -81,6 +76,9 @@ impl<H: Home> Space<H> {
                 Some(Body::Shared { flight, .. }) => Unlinked::Shared { flight, kept: None },
                 Some(Body::Alone { .. } | Body::Neither) | None => Unlinked::Alone,
             };
+        }
+        if by_ticket {
+            entry.leader = Leader::Seat;
         }
         // Open => Kept; Open, Closed => Owed
         entry.phase = match keep {
@@ -111,10 +109,7 @@ impl<H: Home> Space<H> {
     pub(crate) fn leave(&self, name: Name, who: Who, why: Departure) {
         let mut guard = self.shard(name.hash);
         let shard = &mut *guard;
-        let Some(entry) = shard
-            .table
-            .find(name.hash, |entry| entry.name.id == name.id)
-        else {
+        let Some(entry) = shard.table.find(name) else {
             return;
         };
         if who != (Who::Seat { led: false }) {
@@ -165,7 +160,7 @@ impl<H: Home> Space<H> {
             drop(kept);
             return;
         };
-        let flight = match shard.find(name).map(|entry| &mut entry.body) {
+        let flight = match shard.table.find(name).map(|entry| &mut entry.body) {
             Some(Body::Shared { flight, keep, .. }) if *keep == Some(Keep::InUse) => {
                 *keep = Some(Keep::Until(until));
                 Some(flight.clone())

@@ -4,7 +4,7 @@ use std::task::{Poll, Waker};
 
 use super::{
     driving::Driving,
-    flight::{Flight, Home, Outcome, Parcel},
+    flight::{Flight, Home},
     parting::{Departure, Who},
     signal::{Note, Spot, Turned},
 };
@@ -17,31 +17,26 @@ pub(crate) struct Seat<H: Home> {
 }
 
 /// What a caller is to do now.
-pub(crate) enum Turn<H: Home> {
+pub(crate) enum Turn {
     /// Collect.
     Landed,
-    /// Poll the work by [`Seat::drive`], then land or park it, with this waker.
-    Drive(H, Option<Parcel<H>>, Waker),
+    /// [Drive](Seat::drive), and park with this waker.
+    Drive(Waker),
     /// Registered. `driven`: somebody polls the work just now.
     Wait { driven: bool },
 }
 
 impl<H: Home> Seat<H> {
-    /// Of one who does not know yet whether it has the same key. `full`: it is not counted in.
-    pub(crate) fn joining(flight: Arc<Flight<H>>, full: bool) -> Self {
+    /// Of one who has joined.
+    #[inline]
+    pub(crate) fn joined(flight: Arc<Flight<H>>) -> Self {
         let note = Note {
             led: false,
-            departure: Departure::Mistaken,
-            done: full,
+            departure: Departure::Left,
+            done: false,
         };
         let spot = Spot::new(note);
         Self { flight, spot }
-    }
-
-    /// It has the same key.
-    #[inline]
-    pub(crate) fn settle(&mut self) {
-        self.spot.note.departure = Departure::Left;
     }
 
     /// Of the caller that led.
@@ -64,8 +59,13 @@ impl<H: Home> Seat<H> {
         self.spot.note.departure = how;
     }
 
-    #[inline]
-    pub(crate) fn turn(&mut self, waker: &Waker) -> Turn<H> {
+    /// The caller goes elsewhere when this is dropped.
+    pub(crate) fn moves(&mut self) {
+        self.spot.note.departure = Departure::Moved;
+    }
+
+    #[inline(always)]
+    pub(crate) fn turn(&mut self, waker: &Waker) -> Turn {
         let signal = &self.flight.signal;
         if signal.has_landed() {
             return Turn::Landed;
@@ -73,38 +73,21 @@ impl<H: Home> Seat<H> {
         match signal.turn(&mut self.spot, waker) {
             Turned::Landed => Turn::Landed,
             Turned::NotOurs { driven } => Turn::Wait { driven },
-            Turned::Ours(waker) => {
-                let mut cargo = lock(&self.flight.cargo);
-                let home = cargo.home.clone();
-                let home = home.expect("what is driven has not landed");
-                Turn::Drive(home, cargo.work.take(), waker)
-            }
+            Turned::Ours(waker) => Turn::Drive(waker),
         }
     }
 
-    /// Drives, with what it was given for it.
-    pub(crate) fn drive<'a>(&self, home: &'a H, work: Option<Parcel<H>>) -> Driving<'a, H> {
-        Driving::of(home, self.flight.name, work)
-    }
-
-    /// Unlinks the flight, or lets it be joined for a while; tells all.
-    pub(crate) fn land(&self, driving: Driving<'_, H>, outcome: Outcome<H::Value>) {
-        driving.land_shared(&self.flight, outcome);
-    }
-
-    /// The waker that the work is polled with.
-    pub(crate) fn waker(&self) -> &Waker {
-        &self.flight.waker
-    }
-
-    /// Puts the work back. `waker` is this caller's. False: it was aborted, and has landed.
-    pub(crate) fn park(&mut self, mut driving: Driving<'_, H>, waker: Waker) -> bool {
-        self.flight.put_back(&mut driving);
-        let parked = self.flight.signal.park(&mut self.spot, waker);
-        if !parked {
-            self.flight.take_again(driving);
-        }
-        parked
+    /// Takes the work, to poll it and then land or [park](Flight::park) it.
+    pub(crate) fn drive<R>(
+        &mut self,
+        with: impl FnOnce(&mut Spot, &Flight<H>, Driving<'_, H>) -> R,
+    ) -> R {
+        let Self { flight, spot } = self;
+        let driven = flight.with_home(|home| {
+            let work = flight.work.swap(None);
+            with(spot, flight, Driving::of(home, flight.name, work))
+        });
+        driven.expect("what is driven has not landed")
     }
 
     /// Puts the work into a flight that was shared while this caller, which led, polled it alone.
@@ -117,14 +100,14 @@ impl<H: Home> Seat<H> {
 
     /// Takes the outcome of a flight that has landed, made by `copy` unless nobody else can ask for
     /// it. Pending while another caller copies it.
+    #[inline(always)]
     pub(crate) fn collect(
         &mut self,
         waker: &Waker,
         copy: impl FnOnce(&H::Value) -> H::Value,
     ) -> Poll<H::Value> {
-        if self.spot.note.led && self.flight.signal.has_landed_apart() {
-            let private = lock(&self.flight.cargo).private.take();
-            if let Some(private) = private {
+        if self.spot.note.led {
+            if let Some(private) = self.collect_private() {
                 self.spot.note.done = true;
                 return Poll::Ready(private);
             }
@@ -137,33 +120,49 @@ impl<H: Home> Seat<H> {
             self.spot.note.done = true;
             return Poll::Ready(*value);
         }
-        let loan = Loan {
+        let mut loan = Loan {
             flight: &self.flight,
             value: Some(value),
         };
         let copied = loan.value.as_deref().map(copy);
-        drop(loan);
+        loan.give_back();
         self.spot.note.done = true;
         Poll::Ready(copied.expect("it is lent to us"))
     }
 }
 
+impl<H: Home> Seat<H> {
+    /// The outcome that is for the caller that led alone, if there is one.
+    #[inline(never)]
+    fn collect_private(&self) -> Option<H::Value> {
+        match self.flight.signal.has_landed_apart() {
+            true => lock(&self.flight.cargo).private.take(),
+            false => None,
+        }
+    }
+}
+
 /// Leaves: the last to leave drops the work.
 impl<H: Home> Drop for Seat<H> {
+    #[inline]
     fn drop(&mut self) {
-        if self.spot.note.done {
-            return;
+        if !self.spot.note.done {
+            self.leave();
         }
+    }
+}
+
+impl<H: Home> Seat<H> {
+    #[cold]
+    fn leave(&mut self) {
         let flight = &*self.flight;
         flight.signal.forget(&mut self.spot);
-        if let Some(home) = flight.home() {
-            let who = Who::Seat {
-                led: self.spot.note.led,
-            };
-            home.space()
-                .leave(flight.name, who, self.spot.note.departure);
-        }
-        if self.spot.note.led {
+        let Note { led, departure, .. } = self.spot.note;
+        flight.with_home(|home| {
+            let who = Who::Seat { led };
+            home.space().leave(flight.name, who, departure);
+        });
+        if led {
             flight.leader_left();
         }
     }
@@ -175,12 +174,22 @@ struct Loan<'a, H: Home> {
     value: Option<Box<H::Value>>,
 }
 
-impl<H: Home> Drop for Loan<'_, H> {
-    #[inline]
-    fn drop(&mut self) {
+impl<H: Home> Loan<'_, H> {
+    #[inline(always)]
+    fn give_back(&mut self) {
         self.flight.value.swap(self.value.take());
         if self.flight.wanted.load(Ordering::Relaxed) {
             self.flight.wake_borrowers();
+        }
+    }
+}
+
+impl<H: Home> Drop for Loan<'_, H> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.value.is_some() {
+            // It panicked while it was copied.
+            self.give_back();
         }
     }
 }

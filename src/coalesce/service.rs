@@ -55,6 +55,7 @@ where
     S: Service<Req> + Clone,
     I: Identity<Req>,
 {
+    #[inline]
     fn clone(&self) -> Self {
         Self::new(self.inner.clone(), self.common.clone())
     }
@@ -70,16 +71,18 @@ where
     type Error = Error;
     type Future = ResponseFuture<S, I, Req, P, D>;
 
+    #[inline]
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         Poll::Ready(Ok(()))
     }
 
+    #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
         let common = &self.common;
         match common.identity.identity(&request) {
             None => {
                 common.passed_by();
-                ResponseFuture::passing(self.inner.clone(), request, common.rules.convert)
+                ResponseFuture::passing(self.inner.clone(), request, common.rules.manner.convert)
             }
             Some(key) => ResponseFuture::entering(common, self.inner.clone(), request, key),
         }

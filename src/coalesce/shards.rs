@@ -15,6 +15,7 @@ use std::{task::Waker, time::Instant};
 use super::{
     driving::Driving,
     flight::{Flight, Home, Name, Parcel},
+    parting::{Departure, Who},
     seat::Seat,
     table::{Body, Entry, Leader, Phase, Shard},
 };
@@ -30,7 +31,6 @@ use crate::{
 /// The flights of one identity space.
 pub(crate) struct Space<H: Home> {
     pub(super) shards: Box<[Padded<Mutex<Shard<H>>>]>,
-    bits: u32,
     pub(super) limits: Limits,
     /// Flights in existence, counted only if they are limited.
     flights: AtomicUsize,
@@ -46,18 +46,20 @@ pub(crate) struct Limits {
     pub(crate) max_flights: usize,
     /// Tasks drive the flights, which outlive their callers.
     pub(crate) lasting: bool,
+    /// What has landed may be kept, to be joined.
+    pub(crate) keeps: bool,
 }
 
 #[repr(align(128))]
 pub(super) struct Padded<T>(pub(super) T);
 
-/// What became of a newcomer.
+/// What became of a newcomer. Two words, so that it comes back in registers.
 pub(crate) enum Entered<H: Home> {
-    /// It leads: the ticket.
-    Led(Name),
+    /// It leads: the [id](Name) of its flight.
+    Led(u64),
     /// It leads, and a task is to do the work.
-    Started(Seat<H>),
-    Joined(Seat<H>),
+    Started(Arc<Flight<H>>),
+    Joined(Arc<Flight<H>>),
     /// As many as may be here are here.
     Full(usize),
     Shut,
@@ -79,15 +81,33 @@ pub(crate) enum Parked<'a, H: Home> {
     Shared(Seat<H>, Driving<'a, H>),
 }
 
+/// A newcomer in a flight of which it does not know yet whether it has its key. Dropping it leaves.
+struct Doubtful<'a, H: Home> {
+    space: &'a Space<H>,
+    name: Name,
+    /// It is not counted in.
+    full: bool,
+}
+
+impl<H: Home> Drop for Doubtful<'_, H> {
+    #[cold]
+    fn drop(&mut self) {
+        if !self.full {
+            let who = Who::Seat { led: false };
+            self.space.leave(self.name, who, Departure::Mistaken);
+            self.space.shard(self.name.hash).counts.joined -= 1;
+        }
+    }
+}
+
 impl<H: Home> Space<H> {
     /// `shards` is rounded up to a power of two.
     pub(crate) fn new(shards: usize, limits: Limits) -> Self {
         let shards = shards.next_power_of_two();
         Self {
             shards: (0..shards)
-                .map(|_| Padded(Mutex::new(Shard::new())))
+                .map(|index| Padded(Mutex::new(Shard::new(index, shards))))
                 .collect(),
-            bits: shards.trailing_zeros(),
             limits,
             flights: AtomicUsize::new(0),
             ending: Mutex::new(Wakers::default()),
@@ -103,13 +123,6 @@ impl<H: Home> Space<H> {
     #[inline]
     pub(super) fn shard(&self, hash: u64) -> MutexGuard<'_, Shard<H>> {
         lock(&self.shards[self.index(hash)].0)
-    }
-
-    #[inline]
-    pub(super) fn name(&self, next: &mut u64, hash: u64) -> Name {
-        *next += 1;
-        let id = (*next << self.bits) | self.index(hash) as u64;
-        Name { hash, id }
     }
 
     /// Whether one more flight may be; if so it is counted.
@@ -171,10 +184,8 @@ impl<H: Home> Space<H> {
                 drop(stale);
                 continue;
             }
-            let found = shard.table.find(hash, |entry| {
-                entry.name.hash == hash
-                    && entry.is_joinable(now)
-                    && (others.is_empty() || !others.contains(&entry.name))
+            let found = shard.table.search(hash, |entry| {
+                entry.is_joinable(now) && (others.is_empty() || !others.contains(&entry.name))
             });
             if let Some(entry) = found {
                 let counted = entry.is_counted();
@@ -195,25 +206,25 @@ impl<H: Home> Space<H> {
                 drop(guard);
                 return Entered::Full(self.limits.max_flights);
             }
-            let name = self.name(&mut shard.next, hash);
-            let mut entry = Entry {
+            let name = shard.name(hash);
+            let work = work(shard.spare.take());
+            let entry = shard.table.insert(Entry {
                 name,
                 callers: 1,
                 leader: Leader::Ticket,
                 phase: Phase::Open,
                 body: Body::Alone {
                     key,
-                    work: work(shard.spare.take()),
+                    work,
                     waker: None,
                 },
-            };
+            });
             let entered = if self.limits.lasting {
                 entry.leader = Leader::Seat;
-                Entered::Started(Seat::leading(entry.share(home)))
+                Entered::Started(entry.share(home))
             } else {
-                Entered::Led(name)
+                Entered::Led(name.id)
             };
-            shard.table.insert(entry);
             shard.running += 1;
             shard.counts.led += 1;
             drop(guard);
@@ -227,27 +238,26 @@ impl<H: Home> Space<H> {
     where
         H::Key: Eq,
     {
-        let mut seat = Seat::joining(flight, full);
-        if seat.flight().key() == key {
-            seat.settle();
+        let doubtful = Doubtful {
+            space: self,
+            name: flight.name(),
+            full,
+        };
+        if flight.key() == key {
+            std::mem::forget(doubtful);
             return Ok(match full {
                 true => Entered::Full(self.limits.max_joiners),
-                false => Entered::Joined(seat),
+                false => Entered::Joined(flight),
             });
         }
-        let name = seat.flight().name();
-        drop(seat);
-        if !full {
-            self.shard(name.hash).counts.joined -= 1;
-        }
-        Err(name)
+        Err(doubtful.name)
     }
 
     /// The work, for the caller that led.
     #[inline]
     pub(crate) fn take(&self, name: Name) -> Taken<H> {
         let mut shard = self.shard(name.hash);
-        let Some(entry) = shard.find(name) else {
+        let Some(entry) = shard.table.find(name) else {
             return Taken::Lost;
         };
         match &mut entry.body {
@@ -278,7 +288,7 @@ impl<H: Home> Space<H> {
         polled_with: Waker,
     ) -> Parked<'a, H> {
         let mut shard = self.shard(name.hash);
-        let entry = shard.find(name).expect("what is driven is here");
+        let entry = shard.table.find(name).expect("what is driven is here");
         match &mut entry.body {
             Body::Alone { work, waker, .. } => {
                 *work = driving.into_work();

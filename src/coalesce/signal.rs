@@ -55,6 +55,9 @@ struct Wakers {
 
 const FEW: usize = 2;
 
+/// Room for so many more is made at once.
+const MORE: usize = 14;
+
 /// Where a caller waits: nowhere, or at an index in some round. With room for what else a caller
 /// knows of itself, in what would be padding.
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +126,7 @@ pub(crate) enum Turned {
 
 impl Waiting {
     /// Gives back the waker it replaces.
-    #[inline]
+    #[inline(always)]
     fn register(&mut self, spot: &mut Spot, waker: Waker) -> Option<Waker> {
         if spot.round == self.round {
             if let Some(registered) = self.wakers.get(spot.index) {
@@ -161,7 +164,7 @@ impl Wakers {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn insert(&mut self, waker: Waker, lately: usize) -> u32 {
         for (index, first) in self.first.iter_mut().enumerate() {
             if first.is_none() {
@@ -170,7 +173,7 @@ impl Wakers {
             }
         }
         if self.more.capacity() == 0 {
-            self.more = Slab::with_capacity(lately);
+            self.more = Slab::with_capacity(lately.max(MORE));
         }
         let index = FEW + self.more.insert(waker);
         u32::try_from(index).expect("4,294,967,296 callers of one flight")
@@ -235,7 +238,7 @@ impl Signal {
     }
 
     /// Asks whose turn it is, and registers unless something is to be done.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn turn(&self, spot: &mut Spot, waker: &Waker) -> Turned {
         let waker = waker.clone();
         let mut turns = lock(&self.turns);

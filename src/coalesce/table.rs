@@ -8,12 +8,17 @@ use crate::sync::{Arc, HashTable};
 /// Below this many places a table is not worth shrinking.
 const SMALL: usize = 64;
 
-/// So many entries are looked through one by one.
+/// So many entries have a place each, which their name says.
 const FEW: usize = 4;
+
+/// The bits of an id that say the place.
+const PLACES: u64 = 7;
 
 pub(crate) struct Shard<H: Home> {
     pub(crate) table: Table<H>,
-    pub(crate) next: u64,
+    /// Numbers of entries, which no other shard has.
+    next: u64,
+    step: u64,
     /// Flights in existence: led, and their work not dropped yet.
     pub(crate) running: usize,
     pub(crate) shut: bool,
@@ -22,9 +27,12 @@ pub(crate) struct Shard<H: Home> {
     pub(crate) counts: Counts,
 }
 
-/// Entries by hash. Most shards have few of them, and hashing is not free.
+/// Entries. Most shards have few of them, and finding one by its place costs nothing.
 pub(crate) struct Table<H: Home> {
-    few: Vec<Entry<H>>,
+    few: [Option<Entry<H>>; FEW],
+    /// A bit for each place that is taken.
+    taken: u8,
+    /// All others, by hash.
     many: HashTable<Entry<H>>,
 }
 
@@ -87,11 +95,7 @@ pub(crate) enum Phase {
 impl<H: Home> Entry<H> {
     #[inline]
     pub(crate) fn is_joinable(&self, now: Option<Instant>) -> bool {
-        match self.phase {
-            Phase::Open => true,
-            Phase::Kept => self.is_kept(now),
-            Phase::Closed | Phase::Owed => false,
-        }
+        self.phase == Phase::Open || (self.phase == Phase::Kept && self.is_kept(now))
     }
 
     #[cold]
@@ -135,11 +139,17 @@ impl<H: Home> Entry<H> {
         }
     }
 
-    /// Alone => Shared
+    #[inline]
     pub(crate) fn share(&mut self, home: &H) -> Arc<Flight<H>> {
-        if let Body::Shared { flight, .. } = &self.body {
-            return flight.clone();
+        match &self.body {
+            Body::Shared { flight, .. } => flight.clone(),
+            Body::Alone { .. } | Body::Neither => self.convert(home),
         }
+    }
+
+    /// Alone => Shared
+    #[inline(never)]
+    fn convert(&mut self, home: &H) -> Arc<Flight<H>> {
         let Body::Alone { key, work, waker } = std::mem::replace(&mut self.body, Body::Neither)
         else {
             unreachable!("an entry has a body")
@@ -166,42 +176,75 @@ impl<H: Home> Entry<H> {
 impl<H: Home> Table<H> {
     fn new() -> Self {
         Self {
-            few: Vec::new(),
+            few: [const { None }; FEW],
+            taken: 0,
             many: HashTable::new(),
         }
     }
 
+    /// The id of the entry that is inserted next.
     #[inline]
-    pub(crate) fn find(
+    pub(crate) fn id(&self, number: u64) -> u64 {
+        let place = (!self.taken).trailing_zeros();
+        (number * (PLACES + 1)) | u64::from(place)
+    }
+
+    /// One of this hash for which `is` holds.
+    #[inline]
+    pub(crate) fn search(
         &mut self,
         hash: u64,
         is: impl Fn(&Entry<H>) -> bool,
     ) -> Option<&mut Entry<H>> {
-        match self.few.iter().position(&is) {
-            Some(index) => self.few.get_mut(index),
-            None if self.many.is_empty() => None,
-            None => self.many.find_mut(hash, is),
+        let is = |entry: &Entry<H>| entry.name.hash == hash && is(entry);
+        let mut rest = self.taken;
+        while rest != 0 {
+            let place = rest.trailing_zeros() as usize % FEW;
+            if self.few[place].as_ref().is_some_and(&is) {
+                return self.few[place].as_mut();
+            }
+            rest &= rest - 1;
+        }
+        match self.many.is_empty() {
+            true => None,
+            false => search_in(&mut self.many, hash, is),
         }
     }
 
     #[inline]
-    pub(crate) fn insert(&mut self, entry: Entry<H>) {
-        if self.few.len() < FEW {
-            self.few.push(entry);
-        } else {
-            self.many
-                .insert_unique(entry.name.hash, entry, |entry| entry.name.hash);
+    pub(crate) fn find(&mut self, name: Name) -> Option<&mut Entry<H>> {
+        match self.few.get_mut((name.id & PLACES) as usize) {
+            Some(place) => place.as_mut().filter(|entry| entry.name.id == name.id),
+            None => find_in(&mut self.many, name),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn insert(&mut self, entry: Entry<H>) -> &mut Entry<H> {
+        let place = (entry.name.id & PLACES) as usize;
+        match self.few.get_mut(place) {
+            Some(vacant) => {
+                self.taken |= 1 << place;
+                vacant.insert(entry)
+            }
+            None => insert_into(&mut self.many, entry),
         }
     }
 
     #[inline]
     pub(crate) fn remove(&mut self, name: Name) -> Option<Entry<H>> {
-        match self.few.iter().position(|entry| entry.name.id == name.id) {
-            Some(index) => Some(self.few.swap_remove(index)),
+        let place = (name.id & PLACES) as usize;
+        match self.few.get_mut(place) {
+            Some(taken) => {
+                let entry = taken.take_if(|entry| entry.name.id == name.id)?;
+                self.taken &= !(1 << place);
+                Some(entry)
+            }
             None => self.remove_of_many(name),
         }
     }
 
+    #[inline(never)]
     fn remove_of_many(&mut self, name: Name) -> Option<Entry<H>> {
         let found = self
             .many
@@ -216,19 +259,43 @@ impl<H: Home> Table<H> {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.few.len() + self.many.len()
+        self.taken.count_ones() as usize + self.many.len()
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry<H>> {
-        self.few.iter_mut().chain(&mut self.many)
+        self.few.iter_mut().flatten().chain(&mut self.many)
     }
 }
 
+// Apart, so that the usual way is inlined without them.
+
+#[inline(never)]
+fn search_in<H: Home>(
+    many: &mut HashTable<Entry<H>>,
+    hash: u64,
+    is: impl Fn(&Entry<H>) -> bool,
+) -> Option<&mut Entry<H>> {
+    many.find_mut(hash, is)
+}
+
+#[inline(never)]
+fn find_in<H: Home>(many: &mut HashTable<Entry<H>>, name: Name) -> Option<&mut Entry<H>> {
+    many.find_mut(name.hash, |entry| entry.name.id == name.id)
+}
+
+#[inline(never)]
+fn insert_into<H: Home>(many: &mut HashTable<Entry<H>>, entry: Entry<H>) -> &mut Entry<H> {
+    many.insert_unique(entry.name.hash, entry, |entry| entry.name.hash)
+        .into_mut()
+}
+
 impl<H: Home> Shard<H> {
-    pub(crate) fn new() -> Self {
+    /// One of `step`.
+    pub(crate) fn new(index: usize, step: usize) -> Self {
         Self {
             table: Table::new(),
-            next: 0,
+            next: index as u64,
+            step: step as u64,
             running: 0,
             shut: false,
             spare: None,
@@ -236,14 +303,17 @@ impl<H: Home> Shard<H> {
         }
     }
 
+    /// The name of the entry that is inserted next.
     #[inline]
-    pub(crate) fn find(&mut self, name: Name) -> Option<&mut Entry<H>> {
-        self.table.find(name.hash, |entry| entry.name.id == name.id)
+    pub(crate) fn name(&mut self, hash: u64) -> Name {
+        self.next += self.step;
+        let id = self.table.id(self.next);
+        Name { hash, id }
     }
 
     /// Ends the time in which a landed flight can be joined.
     pub(crate) fn unkeep(&mut self, name: Name) -> Option<Entry<H>> {
-        let entry = self.find(name)?;
+        let entry = self.table.find(name)?;
         if entry.phase != Phase::Kept {
             return None;
         }
@@ -256,9 +326,10 @@ impl<H: Home> Shard<H> {
     }
 
     /// The same, for one of this hash whose time is over, if there is one.
+    #[cold]
     pub(crate) fn unkeep_stale(&mut self, hash: u64, now: Instant) -> Option<Entry<H>> {
-        let stale = self.table.find(hash, |entry| {
-            entry.name.hash == hash && entry.phase == Phase::Kept && !entry.is_kept(Some(now))
+        let stale = self.table.search(hash, |entry| {
+            entry.phase == Phase::Kept && !entry.is_kept(Some(now))
         });
         let name = stale?.name;
         self.unkeep(name)

@@ -60,7 +60,7 @@ where
     }
 }
 
-type InFlight<S, I, Req, P, D> = Arc<Flight<Here<S, I, Req, P, D>>>;
+pub(super) type InFlight<S, I, Req, P, D> = Arc<Flight<Here<S, I, Req, P, D>>>;
 type Driven<'a, S, I, Req, P, D> = Driving<'a, Here<S, I, Req, P, D>>;
 type Post<S, I, Req, P, D> = (Here<S, I, Req, P, D>, InFlight<S, I, Req, P, D>);
 

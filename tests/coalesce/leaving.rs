@@ -134,3 +134,23 @@ fn a_call_that_panicked_when_polled_leaves_nothing() {
     drop(leader);
     assert_empty(&handle);
 }
+
+#[test]
+fn one_who_leaves_a_flight_that_has_landed_leaves_the_next_one_alone() {
+    let inner = Inner::new();
+    let (mut service, handle) = stack(inner.clone());
+    let mut leader = call(&mut service, "a");
+    let mut late = call(&mut service, "a");
+    pending(&mut leader);
+    pending(&mut late);
+    inner.answer(0);
+    assert_eq!(done(&mut leader).unwrap().call, 0);
+    // It has the same key, and the entry that the first had in the table.
+    let mut next = call(&mut service, "a");
+    pending(&mut next);
+    drop(late);
+    assert_eq!(handle.waiting("a"), 1);
+    inner.answer(1);
+    assert_eq!(done(&mut next).unwrap().call, 1);
+    assert_empty(&handle);
+}

@@ -127,6 +127,7 @@ const LIMITS: Limits = Limits {
     max_joiners: usize::MAX,
     max_flights: usize::MAX,
     lasting: false,
+    keeps: false,
 };
 
 fn ground() -> Here {
@@ -192,8 +193,9 @@ fn call_for(ground: &Here, key: u8) -> Caller {
     // All keys have the same hash.
     let work = |_| Some(Box::pin(ground.work()));
     match ground.space.enter(ground, 0, key, None, work) {
-        Entered::Led(name) => Caller::Ticket(Ticket::new(ground.clone(), name)),
-        Entered::Started(seat) | Entered::Joined(seat) => Caller::Seat(seat),
+        Entered::Led(id) => Caller::Ticket(Ticket::new(ground.clone(), Name { hash: 0, id })),
+        Entered::Started(flight) => Caller::Seat(Seat::leading(flight)),
+        Entered::Joined(flight) => Caller::Seat(Seat::joined(flight)),
         Entered::Full(_) | Entered::Shut => Caller::Refused,
     }
 }
@@ -208,9 +210,9 @@ impl Caller {
                     Step::Seated(seat) => *self = Caller::Seat(seat),
                 },
                 Caller::Seat(seat) => match seat.poll(cx, |value| *value) {
-                    Sat::Pending => return Poll::Pending,
-                    Sat::Done(value) => return Poll::Ready(value),
-                    Sat::Reentrant => panic!("it is not"),
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Sat::Done(value)) => return Poll::Ready(value),
+                    Poll::Ready(Sat::Reentrant) => panic!("it is not"),
                 },
                 Caller::Refused => return Poll::Ready(SHUT),
             }
@@ -449,11 +451,11 @@ fn work_that_is_dropped_where_it_is_driven_as_by_a_panic_is_told_to_the_others()
         };
         // (A real panic would poison loom's own locks.)
         let driver = thread::spawn(move || {
-            if let Turn::Drive(home, work, _) = seat.turn(Waker::noop()) {
-                drop(seat.drive(&home, work));
-                return true;
+            let ours = matches!(seat.turn(Waker::noop()), Turn::Drive(_));
+            if ours {
+                seat.drive(|_, _, driving| drop(driving));
             }
-            false
+            ours
         });
         let ender = spawn(&ground, |ground| ground.end());
         let told = leader.wait();
@@ -540,12 +542,11 @@ fn a_task_that_drives_tells_all_whether_it_ends_or_vanishes() {
             ..LIMITS
         };
         let ground = with(limits, false);
-        let Entered::Started(leader) = ground.space.enter(&ground, 0, 0, None, |_| None) else {
+        let Entered::Started(flight) = ground.space.enter(&ground, 0, 0, None, |_| None) else {
             panic!("it is the first")
         };
-        let flight = leader.flight().clone();
         let joiner = call(&ground);
-        let leader = Caller::Seat(leader);
+        let leader = Caller::Seat(Seat::leading(flight.clone()));
         // The flight is the task's, which lands it: the callers only wait.
         let task = spawn(&ground, move |ground| {
             let driving = Driving::by_task(ground, &flight);

@@ -46,6 +46,9 @@ pub(super) struct MaxWait {
 /// What it knows of the service's types beyond `Service` itself it knows by plain functions, made in
 /// `Layer::layer`, where the bounds stand. (A bound on an `impl Service` that a type of borrowed or
 /// boxed errors meets for one lifetime only is not met by a future that is spawned.)
+///
+/// On cache lines of its own: the count of its `Arc` changes with each call, and this is only read.
+#[repr(align(128))]
 pub(super) struct Common<S, I, Req, P, D>
 where
     S: Service<Req>,

@@ -70,6 +70,7 @@ mod pods;
 mod request;
 mod selector;
 mod serve;
+mod signs;
 mod store;
 
 pub use self::{

@@ -20,8 +20,8 @@ pub(super) struct Call {
     pub(super) item: u64,
 }
 
-/// Calls at random moments. Few workloads are called often and most of them seldom, as in Zipf's law; every third call
-/// has a twin, 50 ms later.
+/// Calls at random moments. Few workloads are called often and most of them seldom, as in Zipf's law. Every third call
+/// has a twin, 50 ms later, if no other twin is on its way: about one call in nine is one.
 pub(super) struct Traffic {
     rng: Rng,
     rate: f64,

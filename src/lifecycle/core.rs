@@ -107,8 +107,8 @@ impl<T, B: Backend> Core<T, B> {
         let old = desk.distrusted.replace((generation, error));
         let owner = desk.owner.take();
         drop(desk);
-        drop(old);
         wake(owner);
+        drop(old);
     }
 
     /// Asks the owner to bring it down. The calls in flight have `drain`, from now.
@@ -337,8 +337,9 @@ where
             owner = desk.owner.take();
         }
         drop(desk);
-        drop(left);
+        // First, for the drop of a lease may panic.
         wake(owner);
+        drop(left);
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
     owner::{End, Owner, intent},
 };
 use crate::{
-    backend::{Backend, Retired},
+    backend::{Backend, Retired, Stopped},
     error::{Clock, Error, ErrorKind},
     events,
     sync::lock,
@@ -115,8 +115,13 @@ where
                 let (lender, own) = match self.instance(backend, start) {
                     Ok(made) => made,
                     Err((instance, error)) => {
+                        // Its end is nothing to wait for: orders, and the old one's own end, are heard.
+                        instance.usage.close_now();
+                        let ending = core.clone();
+                        self.beside = Some(Box::pin(async move {
+                            stopped(&ending, instance).await;
+                        }));
                         answer(Err(error));
-                        self.discard(instance).await;
                         return Reloaded::Unchanged;
                     }
                 };
@@ -190,18 +195,28 @@ where
         (bound, ordered) => bound.or(ordered),
     };
     ending::drain(&core.runtime, &old.usage, until).await;
-    let (name, generation) = (&core.config.name, old.generation);
-    let (begun, bound) = (core.runtime.now(), core.config.stop_timeout);
-    match ending::stop(&core.runtime, old, bound).await {
-        Ok(ended) => {
-            let took = core.runtime.now().saturating_duration_since(begun);
-            events::stopped(name, generation, took, ended.way.as_str());
-        }
+    let (begun, generation) = (core.runtime.now(), old.generation);
+    if let Some(way) = stopped(&core, old).await {
+        let took = core.runtime.now().saturating_duration_since(begun);
+        events::stopped(&core.config.name, generation, took, way.as_str());
+    }
+}
+
+/// Stops and drops what nobody uses any more, and says how it went; `None` if it did not stop as it should.
+async fn stopped<T, B>(core: &Core<T, B>, instance: Arc<Instance<B>>) -> Option<Stopped>
+where
+    T: Clone + Send + 'static,
+    B: Backend,
+{
+    let (name, generation) = (&core.config.name, instance.generation);
+    match ending::stop(&core.runtime, instance, core.config.stop_timeout).await {
+        Ok(ended) => Some(ended.way),
         Err(error) => {
             let error = error.of(name.clone());
             events::stop_failed(name, generation, &error);
             let old = lock(&core.desk).last_error.replace(error);
             drop(old);
+            None
         }
     }
 }

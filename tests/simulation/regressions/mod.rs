@@ -54,6 +54,8 @@ struct Oddity {
     retired: AtomicBool,
     stop: AtomicBool,
     drop: AtomicBool,
+    /// A stop never ends.
+    endless: AtomicBool,
     /// The leases say that something beneath was evicted.
     evicted: AtomicBool,
     /// The leases never become ready.
@@ -87,7 +89,13 @@ impl Backend for Odd {
 
     fn stop(&self) -> impl Future<Output = Stopped> + Send + 'static {
         self.0.panic_if(|odd| &odd.stop);
-        ready(Stopped::Gone)
+        let endless = self.0.endless.load(Ordering::Relaxed);
+        async move {
+            if endless {
+                std::future::pending::<()>().await;
+            }
+            Stopped::Gone
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Panics of user code.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use super::*;
 
 #[test]
@@ -63,6 +65,54 @@ fn l5_the_drop_of_a_lease_panics_after_its_call_and_no_claim_is_left() {
         assert!(call.panicked().is_some());
     }
     assert_eq!(stack.status().in_flight, Some(0));
+}
+
+#[test]
+fn l3_who_leaves_with_a_lease_whose_drop_panics_does_not_make_the_owner_deaf() {
+    let (runtime, clock) = test_util::runtime(1);
+    let maker = service_fn(|_: String| ready(Ok::<_, std::io::Error>(DropToStop::new(Bomb(true)))));
+    let stack = layer(&runtime).cancel_when_abandoned().layer(maker);
+    let mut call = Box::pin(stack.clone().oneshot(ms(0)));
+    assert!(test_util::poll_once(&mut call).is_pending());
+    // It has its lease, and has not seen it yet.
+    clock.run();
+    let left = catch_unwind(AssertUnwindSafe(|| drop(call)));
+    assert!(left.is_err());
+    clock.run();
+    let stop = clock.spawn(stack.handle().stop());
+    clock.advance(secs(60));
+    assert!(stop.is_finished());
+    assert_eq!(stack.status().state, State::Stopped);
+}
+
+#[test]
+fn l1_a_new_one_that_cannot_lend_and_does_not_end_keeps_no_order_waiting() {
+    let (runtime, clock) = test_util::runtime(1);
+    let (stack, oddity) = odd(&runtime);
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    oddity.lease.store(true, Ordering::Relaxed);
+    oddity.endless.store(true, Ordering::Relaxed);
+    let error = clock
+        .block_on(stack.handle().reload(None))
+        .expect_err("it panicked");
+    assert_eq!(*error.kind(), ErrorKind::Panicked);
+    oddity.lease.store(false, Ordering::Relaxed);
+    oddity.endless.store(false, Ordering::Relaxed);
+    // The old one is idle, serves, and hears of its end at once.
+    assert_eq!(stack.status().in_flight, Some(0));
+    clock
+        .block_on(stack.clone().oneshot(ms(0)))
+        .expect("served");
+    let _stop = stack.handle().stop();
+    clock.run();
+    assert_eq!(stack.status().state, State::Stopping);
+    assert_eq!(oddity.dropped.load(Ordering::Relaxed), 1);
+    // The other is given up when its time is over.
+    clock.advance(secs(60));
+    assert_eq!(stack.status().state, State::Stopped);
+    assert_eq!(oddity.dropped.load(Ordering::Relaxed), 2);
 }
 
 /// A service whose clones go off when they are dropped.

@@ -60,7 +60,8 @@ impl Sim {
         let kept = state
             .backends
             .iter()
-            .any(|it| it.kept && (it.pinned || !it.evictable));
+            // (It may have been pinned when it crashed.)
+            .any(|it| it.kept && (it.pinned || it.pinned_in > 0 || !it.evictable));
         if held < now.used && !kept && state.asks.is_empty() {
             let left_over = under_ceiling(state).any(|(_, i)| i.is_left_over());
             if !left_over {

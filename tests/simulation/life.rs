@@ -69,10 +69,10 @@ impl World {
             let here = weight > 0 && !it.nested && !state.limit_lowered;
             if here && held + weight > limit {
                 // Hopeless, as far as those that did not change in this very moment say.
-                let hopeless = holders
-                    .clone()
-                    .filter(|(_, i)| i.weight > 0)
-                    .all(|(_, i)| state.backends[i.backend].pinned || i.changed_in == step);
+                let hopeless = holders.clone().filter(|(_, i)| i.weight > 0).all(|(_, i)| {
+                    let it = &state.backends[i.backend];
+                    it.pinned || it.pinned_in == step || i.changed_in == step
+                });
                 if !hopeless || it.strict {
                     wrong.push(format!(
                         "C1: {held} + {weight} live under a limit of {limit}"

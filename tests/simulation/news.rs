@@ -288,7 +288,9 @@ impl World {
             let (phase, over) = {
                 let state = self.lock();
                 let inst = &state.instances[*id];
-                (inst.phase, inst.is_left_over())
+                // What goes when it is dropped goes with whoever still has a lease of it.
+                let leased = state.backends[inst.backend].drops && inst.held > 0;
+                (inst.phase, inst.is_left_over() || leased)
             };
             if phase != Phase::Gone && !over {
                 self.violation(format!("L4: #{id} is said to be gone and {phase:?}"));

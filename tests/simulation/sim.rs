@@ -198,8 +198,12 @@ impl Sim {
                 let until = self.rng.any();
                 let world = world.clone();
                 Box::pin(async move {
-                    sweeper.run_until(runtime.sleep(until)).await;
-                    world.lock().sweeps = false;
+                    let told = async {
+                        runtime.sleep(until).await;
+                        // It sweeps no more, and waits for what it has swept.
+                        world.lock().sweeps = false;
+                    };
+                    sweeper.run_until(told).await;
                     world.count("a sweeper ended when it was told to");
                 })
             }

@@ -443,3 +443,27 @@ impl StdError for Error {
             .map(|source| source as &(dyn StdError + 'static))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_guide_says_of_every_kind_what_to_do() {
+        let source = include_str!("error.rs");
+        let kinds = source.split("pub enum ErrorKind {").nth(1).unwrap();
+        let kinds = kinds.split("\n}").next().unwrap().lines();
+        // Variants stand at the first level of indentation.
+        let names = kinds.filter_map(|line| {
+            let line = line.strip_prefix("    ")?;
+            let name = line.split(|c: char| !c.is_alphanumeric()).next()?;
+            name.starts_with(char::is_uppercase).then_some(name)
+        });
+        let table = include_str!("guide/failures.md");
+        let mut count = 0;
+        for name in names {
+            let row = format!("\n| [`{name}`](crate::ErrorKind::{name}) |");
+            assert!(table.contains(&row), "the guide has no row for {name}");
+            count += 1;
+        }
+        assert_eq!(table.matches("\n| [`").count(), count);
+    }
+}

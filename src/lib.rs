@@ -70,8 +70,11 @@
 //!
 //! # Where to look
 //!
+//! The [guide] begins with the problem and ends with the tests of your own stack.
+//!
 //! | for | see |
 //! |---|---|
+//! | which bound to set to what, and what counts as use | [`guide::bounds`], [`guide::in_use`] |
 //! | child processes | [`process`] |
 //! | HTTP: bodies as use, upgrades, errors as statuses, axum | [`http`] |
 //! | gRPC | [`grpc`] |
@@ -79,8 +82,9 @@
 //! | backends known only at run time, by a key of the request | [`KeyedLayer`] |
 //! | orders from outside: start, stop, reload, status | [`Handle`], [`Group`] |
 //! | what happens meanwhile: events, metrics, snapshots | [`metrics`], [`Group::status`], [`ceiling::Status`] |
-//! | what went wrong, and whether to try again | [`Error`], [`ErrorKind`] |
-//! | tests of your own stack, on a virtual clock | [`test_util`] |
+//! | what went wrong, and whether to try again | [`Error`], [`ErrorKind`], [`guide::failures`] |
+//! | tests of your own stack, on a virtual clock | [`test_util`], [`guide::testing`] |
+//! | what you have now | [`guide::migrating`] |
 //!
 //! # Features
 //!
@@ -114,6 +118,8 @@ mod error;
 mod events;
 #[cfg(feature = "lazy-start")]
 mod group;
+#[cfg(all(doc, feature = "full"))]
+pub mod guide;
 #[cfg(any(feature = "coalesce", feature = "lazy-start"))]
 mod identity;
 #[cfg(feature = "idle-evict")]

@@ -45,8 +45,9 @@
 //!
 //! Several hosts in front of the same workloads need a few more: [`hosts`]. The least rights that do are in
 //! `rbac/` of this crate. A call that fails for a reason that passes (no connection, 429, 5xx) is made again,
-//! with a growing pause. What runs goes on serving while the API server is away. What it does on its own is told
-//! by `tracing`, with the target `tower_on_demand::kubernetes`.
+//! with a growing pause. What runs goes on serving while the API server is away. A watch
+//! whose connection was lost without a word is noticed after 295 s, as kube has it. What is done in the background
+//! is told by `tracing`, with the target `tower_on_demand::kubernetes`.
 //!
 //! # Who else may scale
 //!

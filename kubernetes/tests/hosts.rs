@@ -227,6 +227,42 @@ async fn a_host_that_dies_in_the_midst_of_a_stop_does_not_keep_others_from_start
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_host_that_is_slow_to_stop_is_not_taken_for_dead_by_one_whose_watches_were_lost() {
+    let world = World::new();
+    world.films();
+    let a = world.shared("a", films(), secs(60));
+    let b = world.shared("b", films().ready_within(secs(600)), secs(60));
+    a.call(ms(10)).await.unwrap();
+    world.cluster.latency("a", secs(9));
+    // A has to read and patch the scale three times: for 54 s its claim says that it stops.
+    for _ in 0..2 {
+        let cluster = world.cluster.clone();
+        let changes = move || cluster.scale("media", "films", 1);
+        world.cluster.before("PATCH", "/films/scale", changes);
+    }
+    let stopping = a.group.clone();
+    let stopping = tokio::spawn(async move { stopping.stopped(secs(60)).await });
+    sleep(secs(20)).await;
+    let calling = tokio::spawn({
+        let b = b.clone();
+        async move { b.call(ms(10)).await }
+    });
+    sleep(secs(1)).await;
+    world.cluster.silence_watches("b");
+    stopping.await.unwrap();
+    calling.await.unwrap().unwrap();
+    assert_eq!(
+        world.saw(),
+        Saw {
+            served: 2,
+            ..Saw::default()
+        }
+    );
+    assert_eq!(patches(&world), 3, "up, down by A, and up again by B");
+    assert_eq!(world.cluster.peak(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_host_that_is_cut_off_in_the_midst_of_a_stop_does_not_finish_it_later() {
     let (world, a, b) = two();
     a.call(ms(10)).await.unwrap();

@@ -26,6 +26,8 @@ enum Content {
         /// When the server ends it.
         end: Pin<Box<Sleep>>,
         bookmarks: Option<Bookmarks>,
+        /// Nothing comes any more.
+        silent: bool,
     },
 }
 
@@ -49,9 +51,13 @@ impl AnswerBody {
             lines,
             end: Box::pin(tokio::time::sleep(lasts)),
             bookmarks,
+            silent: false,
         })
     }
 }
+
+/// In place of a line: from here on the watch is silent, and ends when nobody holds its other end.
+pub(super) const SILENCE: Bytes = Bytes::new();
 
 impl Body for AnswerBody {
     type Data = Bytes;
@@ -67,9 +73,17 @@ impl Body for AnswerBody {
                 lines,
                 end,
                 bookmarks,
+                silent,
             } => {
-                if let Poll::Ready(line) = lines.poll_recv(cx) {
+                let mut line = lines.poll_recv(cx);
+                if line == Poll::Ready(Some(SILENCE)) {
+                    *silent = true;
+                    line = lines.poll_recv(cx);
+                }
+                if let Poll::Ready(line) = line {
                     line
+                } else if *silent {
+                    return Poll::Pending;
                 } else if end.as_mut().poll(cx).is_ready() {
                     None
                 } else if let Some(Bookmarks { every, line }) = bookmarks {

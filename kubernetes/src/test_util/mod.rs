@@ -330,17 +330,23 @@ impl Cluster {
         }
     }
 
-    /// One client cannot connect any more, and its watches are silent; or all is well again.
+    /// One client cannot connect any more, and its watches hear nothing; or all is well again, and those have
+    /// ended.
     pub fn cut_off(&self, who: &str, cut: bool) {
         let mut state = self.lock();
-        match cut {
-            true => {
-                state.cut_off.insert(who.to_owned());
-                // Those of the others begin again.
-                state.store.end_watches();
-            }
-            false => drop(state.cut_off.remove(who)),
+        if cut {
+            state.cut_off.insert(who.to_owned());
+            state.store.silence(who);
+        } else {
+            state.cut_off.remove(who);
+            state.store.end_silent(who);
         }
+    }
+
+    /// The watches of one client hear nothing any more and do not end, as over a connection that was lost
+    /// without a word. New ones are well.
+    pub fn silence_watches(&self, who: &str) {
+        self.lock().store.silence(who);
     }
 
     /// Every watch breaks; new ones can be made.

@@ -220,7 +220,10 @@ impl ApiServer {
             },
         };
         let namespace = asked.namespace.clone();
-        let Ok(lines) = state.store.watch(asked.kind, namespace, selector, since) else {
+        let Ok(lines) = state
+            .store
+            .watch(&self.who, asked.kind, namespace, selector, since)
+        else {
             let gone = status(StatusCode::GONE, "Expired", "too old resource version");
             return Response::new(AnswerBody::last(event("ERROR", &gone)));
         };

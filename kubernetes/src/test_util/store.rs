@@ -9,7 +9,10 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::selector::{Selector, Term};
+use super::{
+    answer::SILENCE,
+    selector::{Selector, Term},
+};
 
 /// A kind of object that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +73,7 @@ struct Change {
 
 /// Somebody who watches.
 struct Watcher {
+    who: Arc<str>,
     kind: KindId,
     namespace: Option<Arc<str>>,
     selector: Selector,
@@ -89,6 +93,8 @@ pub(super) struct Store {
     pub(super) forgotten: u64,
     keeps: usize,
     watchers: HashMap<u64, Watcher>,
+    /// Those that hear nothing any more, and do not know it.
+    silent: Vec<Watcher>,
     places: HashMap<Place, BTreeSet<u64>>,
     next: u64,
 }
@@ -108,6 +114,7 @@ impl Store {
             forgotten: 0,
             keeps: 10_000,
             watchers: HashMap::new(),
+            silent: Vec::new(),
             places: HashMap::new(),
             next: 0,
         }
@@ -233,7 +240,7 @@ impl Store {
             .filter(|id| !self.send(*id, change))
             .collect();
         for id in gone {
-            self.unwatch(id);
+            drop(self.unwatch(id));
         }
     }
 
@@ -251,6 +258,7 @@ impl Store {
     /// Watches what happens after `since`; after now, if it is `None`.
     pub(super) fn watch(
         &mut self,
+        who: &Arc<str>,
         kind: KindId,
         namespace: Option<Arc<str>>,
         selector: Selector,
@@ -278,6 +286,7 @@ impl Store {
         let place = (kind, namespace.clone(), selector.term());
         self.places.entry(place).or_default().insert(id);
         let watcher = Watcher {
+            who: who.clone(),
             kind,
             namespace,
             selector,
@@ -287,16 +296,17 @@ impl Store {
         Ok(receiver)
     }
 
-    fn unwatch(&mut self, id: u64) {
-        if let Some(watcher) = self.watchers.remove(&id) {
-            let place = (watcher.kind, watcher.namespace, watcher.selector.term());
-            if let Some(ids) = self.places.get_mut(&place) {
-                ids.remove(&id);
-                if ids.is_empty() {
-                    self.places.remove(&place);
-                }
+    fn unwatch(&mut self, id: u64) -> Option<Watcher> {
+        let watcher = self.watchers.remove(&id)?;
+        let namespace = watcher.namespace.clone();
+        let place = (watcher.kind, namespace, watcher.selector.term());
+        if let Some(ids) = self.places.get_mut(&place) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.places.remove(&place);
             }
         }
+        Some(watcher)
     }
 
     /// How many watches are open.
@@ -305,15 +315,37 @@ impl Store {
         let gone = watchers.filter(|(_, watcher)| watcher.lines.is_closed());
         let gone: Vec<u64> = gone.map(|(id, _)| *id).collect();
         for id in gone {
-            self.unwatch(id);
+            drop(self.unwatch(id));
         }
-        self.watchers.len()
+        self.silent.retain(|watcher| !watcher.lines.is_closed());
+        self.watchers.len() + self.silent.len()
     }
 
     /// Ends every watch.
     pub(super) fn end_watches(&mut self) {
         self.watchers.clear();
+        self.silent.clear();
         self.places.clear();
+    }
+
+    /// The watches of one client hear nothing any more, and do not end.
+    pub(super) fn silence(&mut self, who: &str) {
+        let all = self.watchers.iter();
+        let its: Vec<u64> = all
+            .filter(|(_, w)| *w.who == *who)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in its {
+            if let Some(watcher) = self.unwatch(id) {
+                let _ = watcher.lines.send(SILENCE);
+                self.silent.push(watcher);
+            }
+        }
+    }
+
+    /// Ends the watches of one client that hear nothing any more.
+    pub(super) fn end_silent(&mut self, who: &str) {
+        self.silent.retain(|watcher| *watcher.who != *who);
     }
 
     /// Forgets what happened so far.

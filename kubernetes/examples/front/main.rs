@@ -141,9 +141,15 @@ where
 }
 
 async fn serve(options: Options) -> Result<(), BoxError> {
-    let none = |error: &dyn std::fmt::Display| {
+    let none = |error: &(dyn std::error::Error + 'static)| {
+        let mut why = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            why = format!("{why}: {cause}");
+            source = cause.source();
+        }
         format!(
-            "there is no cluster here: {error}\nSet KUBECONFIG, or run this inside of a cluster; or see what it would do with --dry-run."
+            "there is no cluster here: {why}\nSet KUBECONFIG, or run this inside of a cluster; or see what it would do with --dry-run."
         )
     };
     let client = Client::try_default().await.map_err(|error| none(&error))?;
@@ -151,7 +157,7 @@ async fn serve(options: Options) -> Result<(), BoxError> {
     match asked.await {
         Ok(Ok(version)) => println!("front: Kubernetes {}", version.git_version),
         Ok(Err(error)) => return Err(none(&error).into()),
-        Err(_) => return Err(none(&"the API server did not answer within 10 s").into()),
+        Err(late) => return Err(none(&late).into()),
     }
     let workloads = workloads(&client, &options).await?;
     println!(

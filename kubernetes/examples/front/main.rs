@@ -145,7 +145,10 @@ async fn serve(options: Options) -> Result<(), BoxError> {
         let mut why = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
-            why = format!("{why}: {cause}");
+            // Some say what their causes say.
+            if !why.contains(&cause.to_string()) {
+                why = format!("{why}: {cause}");
+            }
             source = cause.source();
         }
         format!(

@@ -200,3 +200,8 @@ pub use crate::{
 #[cfg(all(doctest, feature = "full"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+/// The programs of the cookbook are tests.
+#[cfg(all(doctest, feature = "full"))]
+#[doc = include_str!("../docs/cookbook.md")]
+mod cookbook {}

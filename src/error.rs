@@ -126,7 +126,7 @@ pub enum Clock {
 /// assert!(error.is_refusal());
 /// assert_eq!(format!("{error:#}"), "no room: no node has 2 cpus free");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct NoRoom {
     /// The limit, in units of weight.
@@ -146,6 +146,8 @@ pub struct NoRoom {
     pub waiting: usize,
     /// How long the refused one had waited.
     pub waited: Duration,
+    /// The names of those that have held room for longest: a few, not all.
+    pub holders: Vec<Arc<str>>,
     /// The start would have replaced an instance whose own room is all that is missing.
     pub own: bool,
 }
@@ -397,12 +399,18 @@ impl fmt::Display for NoRoom {
                 self.uncounted
             )?;
         }
-        if self.own {
-            f.write_str(
-                "; only the instance to be replaced stands in the way: use reload_in_place",
-            )?;
+        for (n, name) in self.holders.iter().enumerate() {
+            let before = if n == 0 { "; held by" } else { "," };
+            write!(f, "{before} {name:?}")?;
         }
-        Ok(())
+        if self.running > self.holders.len() && !self.holders.is_empty() {
+            f.write_str(" and others")?;
+        }
+        f.write_str(if self.own {
+            "; only the instance to be replaced stands in the way: use reload_in_place"
+        } else {
+            "; raise the limit, or let starts `wait` for longer"
+        })
     }
 }
 

@@ -930,3 +930,23 @@ fn a_lent_backend_is_in_use_until_it_is_given_back() {
     assert!(clock.elapsed() < secs(11));
     assert_eq!(world.alive(), 0);
 }
+
+#[test]
+fn a_borrower_hears_at_the_end_of_the_drain_that_it_is_to_give_back() {
+    let (runtime, clock, world) = world(1);
+    let stack = layer(&runtime, "a")
+        .drain_timeout(secs(30))
+        .layer(world.maker());
+    let mut lent = clock.block_on(stack.lend()).expect("lent");
+    let borrower = clock.spawn(async move { lent.cut().await });
+    let begun = clock.elapsed();
+    let stop = stack.handle().stop();
+    clock.advance(secs(30) - Duration::from_nanos(1));
+    assert!(!borrower.is_finished());
+    assert_eq!((world.saw("a").stops, world.alive()), (0, 1));
+    clock.advance(Duration::from_nanos(1));
+    assert!(borrower.is_finished());
+    clock.block_on(stop).expect("stopped");
+    assert!(clock.elapsed() - begun < secs(31));
+    assert_eq!((world.saw("a").stops, world.alive()), (1, 0));
+}

@@ -273,3 +273,33 @@ fn l5_a_call_through_the_stack_dropped_at_any_poll_leaves_no_claim_permit_or_pla
     }
     assert!(polls > 10);
 }
+
+#[test]
+fn what_is_lent_is_cut_by_an_order_and_by_nothing_else() {
+    let (runtime, clock) = test_util::runtime(1);
+    let (host, idle_evict) = Host::new(&runtime, 1, secs(10));
+    runtime.spawn(idle_evict.run());
+    let (a, b) = (host.stack("a"), host.stack("b"));
+    let mut lent = clock.block_on(a.lend()).expect("lent");
+    let borrower = clock.spawn(async move { lent.cut().await });
+    // Neither for age nor for room.
+    let refused = clock
+        .block_on(b.oneshot(ms(1)))
+        .expect_err("there is no room");
+    assert!(matches!(refused.kind(), ErrorKind::NoRoom(_)), "{refused}");
+    clock.advance(secs(3600));
+    assert!(!borrower.is_finished());
+    assert_eq!(host.world.saw("a").stops, 0);
+
+    let begun = clock.elapsed();
+    let stopped = clock.spawn({
+        let group = host.group.clone();
+        async move { group.stopped(secs(5)).await }
+    });
+    clock.advance(secs(5) - Duration::from_nanos(1));
+    assert!(!borrower.is_finished());
+    clock.block_on(stopped);
+    assert!(borrower.is_finished());
+    assert!(clock.elapsed() - begun < secs(6));
+    assert_eq!((host.world.alive(), host.ceiling.occupancy().used), (0, 0));
+}

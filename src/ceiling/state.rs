@@ -13,6 +13,9 @@ use crate::{
     usage::Telling,
 };
 
+/// How many of those who hold room a refusal names.
+const NAMED: usize = 4;
+
 pub(super) struct State {
     pub(super) limit: u64,
     pub(super) holders: Holders,
@@ -359,6 +362,8 @@ impl State {
     pub(super) fn no_room(&self, key: usize, now: u64, own: bool) -> Error {
         let waiter = self.queue.get(key);
         let occupancy = self.occupancy();
+        let takes_room = self.holders.iter().filter(|holder| holder.weight > 0);
+        let names = takes_room.filter_map(|holder| holder.name.clone());
         let numbers = NoRoom {
             limit: occupancy.limit,
             used: occupancy.used,
@@ -368,6 +373,7 @@ impl State {
             uncounted: self.holders.uncounted(),
             waiting: occupancy.waiting,
             waited: Duration::from_nanos(now.saturating_sub(waiter.since)),
+            holders: names.take(NAMED).collect(),
             own,
         };
         let error = Error::new(ErrorKind::NoRoom(numbers));

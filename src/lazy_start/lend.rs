@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     mem,
     ops::{Deref, DerefMut},
     pin::Pin,
@@ -25,7 +25,8 @@ use crate::{
 /// A lease to keep: the backend is in use, and stays, until it is dropped.
 ///
 /// No policy stops what is lent. An order does ([`Handle::stop`](super::Handle::stop), a reload, a group
-/// that is stopped), once the drain timeout is over, and does not ask the borrower.
+/// that is stopped), once the drain timeout is over, and does not ask the borrower;
+/// [`cut`](Self::cut) tells it then.
 ///
 /// For backends that are not services, a connection pool or a session; see [`Backend`](crate::Backend) for
 /// one that is closed in order:
@@ -55,7 +56,36 @@ use crate::{
 pub struct Lent<L> {
     lease: L,
     /// Ends after the lease is dropped.
-    _busy: Busy,
+    busy: Busy,
+}
+
+impl<L> Lent<L> {
+    /// Ready when the lease is to be given back now: the backend is being stopped by order, and its drain is
+    /// over.
+    pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.busy.poll_cut(cx)
+    }
+
+    /// Waits until the lease is to be given back, as [`poll_cut`](Self::poll_cut) says. Most are before.
+    ///
+    /// ```
+    /// # use tower_on_demand::lazy_start::Lent;
+    /// # async fn listen(_: &str) {}
+    /// # async fn follow(mut session: Lent<String>) {
+    /// let name = session.clone();
+    /// tokio::select! {
+    ///     () = listen(&name) => {}     // for as long as it takes
+    ///     () = session.cut() => {}     // the host is on its way out
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when the future is dropped.
+    pub async fn cut(&mut self) {
+        poll_fn(|cx| self.poll_cut(cx)).await;
+    }
 }
 
 impl<L> Deref for Lent<L> {
@@ -172,7 +202,7 @@ impl<L> Future for Lending<L> {
                 }
                 State::Lent(..) => match mem::replace(&mut this.state, State::Done) {
                     State::Lent(lease, busy) => {
-                        return Poll::Ready(Ok(Lent { lease, _busy: busy }));
+                        return Poll::Ready(Ok(Lent { lease, busy }));
                     }
                     _ => unreachable!("it was lent"),
                 },

@@ -107,7 +107,7 @@ pub(crate) fn error(call: &mut Call) -> Error {
 
 pub(crate) fn no_room(error: &Error) -> NoRoom {
     match error.kind() {
-        ErrorKind::NoRoom(numbers) => *numbers,
+        ErrorKind::NoRoom(numbers) => numbers.clone(),
         other => panic!("not NoRoom: {other:?}"),
     }
 }

@@ -81,6 +81,15 @@ fn no_room_names_the_backend_and_the_numbers() {
         ),
         "{text}"
     );
+    // Which of the first three was admitted first is the seed's.
+    let mut names = numbers.holders.clone();
+    names.sort();
+    assert_eq!(names, ["a", "b", "c"].map(Into::into));
+    let says = format!(
+        "; held by {:?}, {:?}, {:?}; raise the limit, or let starts `wait` for longer",
+        numbers.holders[0], numbers.holders[1], numbers.holders[2]
+    );
+    assert!(text.contains(&says), "{text}");
     // The moment the heavy one has left, what is idle suffices for the one behind it.
     host.clock.advance(ms(21));
     assert!(behind.is_finished());
@@ -92,6 +101,38 @@ fn no_room_names_the_backend_and_the_numbers() {
     let mut all = stacks;
     all.extend([heavy, d]);
     host.over(all);
+}
+
+#[test]
+fn a_refusal_names_a_few_of_those_who_hold_the_room_oldest_first() {
+    let host = Host::new(1, 6);
+    let stacks: Vec<_> = ["a", "b", "c", "d", "e", "f"]
+        .map(|name| host.stack(name))
+        .into();
+    let calls: Vec<_> = stacks
+        .iter()
+        .map(|stack| {
+            let call = host.call(stack, secs(90));
+            host.clock.advance(ms(1));
+            call
+        })
+        .collect();
+    let late = host.stack("late");
+    let mut refused = host.call(&late, ms(1));
+    host.clock.advance(secs(60));
+    let told = error(&mut refused);
+    assert_eq!(no_room(&told).holders, ["a", "b", "c", "d"].map(Into::into));
+    let text = told.to_string();
+    assert!(
+        text.contains("; held by \"a\", \"b\", \"c\", \"d\" and others; "),
+        "{text}"
+    );
+    for call in calls {
+        host.clock
+            .block_on(call)
+            .expect("nothing in flight was touched");
+    }
+    host.over(stacks.into_iter().chain([late]).collect());
 }
 
 #[test]

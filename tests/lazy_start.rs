@@ -1,5 +1,7 @@
 //! `LazyStart`: who starts a backend, who waits for it, and what they are told.
 
+#[path = "support/rng.rs"]
+mod rng;
 mod support;
 
 use std::{
@@ -14,6 +16,7 @@ use std::{
 };
 
 use futures_channel::oneshot;
+use rng::Rng;
 use support::{World, ms, secs};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_on_demand::{
@@ -825,14 +828,6 @@ fn l5_a_call_dropped_at_any_poll_leaves_nothing_behind() {
     assert!(polls > 10);
 }
 
-/// A number from `state` below `below`.
-fn random(state: &mut u64, below: u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state % below
-}
-
 #[test]
 fn s2_s5_orders_deaths_and_calls_in_any_order_never_make_two_of_one_backend() {
     let mut reloaded = 0;
@@ -840,10 +835,10 @@ fn s2_s5_orders_deaths_and_calls_in_any_order_never_make_two_of_one_backend() {
         let (runtime, clock, world) = world(seed);
         let stack = layer(&runtime, "a").keep_running().layer(world.maker());
         let handle = stack.handle();
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut rng = Rng(seed);
         let mut calls = Vec::new();
         for _ in 0..80 {
-            match random(&mut state, 10) {
+            match rng.below(10) {
                 0 => drop(handle.stop()),
                 1 => drop(handle.start()),
                 2 => drop(handle.reload_in_place(None)),
@@ -852,10 +847,10 @@ fn s2_s5_orders_deaths_and_calls_in_any_order_never_make_two_of_one_backend() {
                 5 | 6 => handle.load(),
                 _ => {
                     handle.reset();
-                    calls.push(call(&clock, &stack, ms(random(&mut state, 8))));
+                    calls.push(call(&clock, &stack, ms(rng.below(8))));
                 }
             }
-            clock.advance(ms(random(&mut state, 12)));
+            clock.advance(ms(rng.below(12)));
             assert!(world.alive() <= 1, "seed {seed}: {:#?}", world.log());
             if handle.status().state == State::Stopped {
                 assert_eq!(world.alive(), 0, "e9: gone, not merely forgotten");
@@ -866,11 +861,11 @@ fn s2_s5_orders_deaths_and_calls_in_any_order_never_make_two_of_one_backend() {
         handle.reset();
         clock.block_on(handle.start()).expect("it starts");
         for _ in 0..20 {
-            match random(&mut state, 4) {
+            match rng.below(4) {
                 0 => world.kill("a"),
                 _ => drop(handle.reload(None)),
             }
-            clock.advance(ms(random(&mut state, 15)));
+            clock.advance(ms(rng.below(15)));
             assert!(world.alive() <= 2, "seed {seed}: {:#?}", world.log());
         }
         reloaded += handle.status().reloads;

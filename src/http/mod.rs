@@ -51,6 +51,7 @@
 //! # }
 //! ```
 
+mod answer;
 mod body;
 #[cfg(feature = "client")]
 mod client;
@@ -74,10 +75,11 @@ mod upgrade;
 mod tests;
 
 #[cfg(feature = "grpc")]
-pub(crate) use self::status::Chain;
+pub(crate) use self::answer::Chain;
 pub use self::{
+    answer::{response, retry_after, status},
     body::{BodyHold, InUseBody, UnlessSilent, UntilBodyEnd, UntilBothEnd},
-    status::{Status, StatusBody, StatusFuture, StatusLayer, response, retry_after, status},
+    status::{Status, StatusBody, StatusFuture, StatusLayer},
     upgrade::InUse,
 };
 #[cfg(feature = "coalesce")]

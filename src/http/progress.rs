@@ -19,8 +19,9 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
+    answer::{retry_after, status, whole_seconds},
     page::{RELOAD, failed, waiting},
-    status::{StatusBody, retry_after, status, whole_seconds},
+    status::StatusBody,
 };
 use crate::{
     Error, Runtime,

@@ -24,6 +24,7 @@ pub(crate) mod instance;
 pub(crate) mod maker;
 pub(crate) mod owner;
 mod reload;
+mod starting;
 pub(crate) mod status;
 mod stopping;
 

@@ -16,7 +16,8 @@ use super::{
     ending,
     instance::Instance,
     maker::{Caught, discard},
-    owner::{End, Owner, intent},
+    owner::{End, Owner},
+    starting::intent,
 };
 use crate::{
     backend::{Backend, Retired, Stopped},

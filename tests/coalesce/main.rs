@@ -9,6 +9,8 @@ mod order;
 mod outcomes;
 mod panics;
 mod reentry;
+#[path = "../support/rng.rs"]
+mod rng;
 mod stress;
 mod tasks;
 mod types;

@@ -18,25 +18,15 @@ use std::{
 use tower::{Layer, Service, service_fn};
 use tower_on_demand::{CoalesceHandle, CoalesceLayer, Error, ErrorKind, Runtime};
 
-use crate::inner::{Ask, Broken, Name, assert_empty, quietly};
+use crate::{
+    inner::{Ask, Broken, Name, assert_empty, quietly},
+    rng::Rng,
+};
 
 const NAMES: [Name; 3] = ["a", "b", "c"];
 const THREADS: u64 = 4;
 /// Miri runs a little of it, and sees more.
 const CALLS: u64 = if cfg!(miri) { 20 } else { 15_000 };
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, choices: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % choices
-    }
-}
 
 struct Unpark(Thread, AtomicBool);
 
@@ -87,7 +77,7 @@ impl Ground {
     fn call(self: Arc<Self>) -> impl Future<Output = Result<u64, Broken>> + Send {
         let live = Live::new(&self.live);
         let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
-        let mut random = Random(seed);
+        let mut random = Rng(seed);
         let mut waits = random.below(4);
         let late = self.late.clone();
         poll_fn(move |cx| {
@@ -110,7 +100,7 @@ impl Ground {
 }
 
 /// One caller: polls until it is done, or leaves at some moment, or is never polled again for a while.
-fn caller<F>(future: F, random: &mut Random, kept: &mut Vec<Pin<Box<F>>>)
+fn caller<F>(future: F, random: &mut Rng, kept: &mut Vec<Pin<Box<F>>>)
 where
     F: Future<Output = Result<u64, Error>>,
 {
@@ -166,7 +156,7 @@ where
             let handle = handle.clone();
             scope.spawn(move || {
                 quietly(|| {
-                    let mut random = Random(number * 1_000_003);
+                    let mut random = Rng(number * 1_000_003);
                     let mut kept = Vec::new();
                     for _ in 0..CALLS {
                         let name = NAMES[random.below(3) as usize];
@@ -231,7 +221,7 @@ fn the_same_with_flights_as_tasks() {
             let mut service = service.clone();
             scope.spawn(move || {
                 quietly(|| {
-                    let mut random = Random(number);
+                    let mut random = Rng(number);
                     let mut kept = Vec::new();
                     for _ in 0..CALLS / 5 {
                         let name = NAMES[random.below(3) as usize];

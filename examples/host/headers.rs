@@ -3,22 +3,11 @@
 use std::net::SocketAddr;
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version,
-    header::{self, CONNECTION, EXPECT, HOST, LOCATION, TE, UPGRADE},
+    HeaderName, HeaderValue, Request, Response, Uri, Version,
+    header::{self, EXPECT, HOST, LOCATION},
     uri::PathAndQuery,
 };
-
-/// They are about one connection (RFC 9110, 7.6.1); and `Expect`, which is answered here.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    CONNECTION,
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("keep-alive"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TRANSFER_ENCODING,
-    UPGRADE,
-    EXPECT,
-];
+use tower_on_demand::http::{strip_request, strip_response};
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -34,33 +23,22 @@ pub(crate) fn split(uri: &Uri) -> Option<(String, PathAndQuery)> {
     Some((name.to_owned(), rest.parse().ok()?))
 }
 
-/// The protocol that the client wants to switch to.
-pub(crate) fn upgrade<B>(request: &Request<B>) -> Option<HeaderValue> {
-    let mut tokens = tokens(request.headers(), &CONNECTION);
-    let wanted = tokens.any(|token| token.eq_ignore_ascii_case("upgrade"));
-    let upgrade = request.headers().get(UPGRADE)?;
-    (wanted && request.version() == Version::HTTP_11).then(|| upgrade.clone())
-}
-
 /// The request as `backend` gets it.
 pub(crate) fn to_backend<B>(
     request: &mut Request<B>,
     backend: &str,
     path: PathAndQuery,
     peer: SocketAddr,
-    upgrade: Option<&HeaderValue>,
 ) {
     let host = match request.uri().authority() {
         Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
         None => request.headers().get(HOST).cloned(),
     };
     *request.uri_mut() = Uri::from(path);
+    strip_request(request);
     let headers = request.headers_mut();
-    remove_hop_by_hop(headers);
-    if let Some(protocol) = upgrade {
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(UPGRADE, protocol.clone());
-    }
+    // It is answered here.
+    headers.remove(EXPECT);
     // What a client says of these is not believed.
     let prefix = HeaderValue::from_str(&format!("/{backend}")).ok();
     let said = [
@@ -85,41 +63,13 @@ pub(crate) fn to_backend<B>(
 /// The response of `backend` as the client gets it.
 pub(crate) fn to_client<B>(response: &mut Response<B>, backend: &str) {
     *response.version_mut() = Version::HTTP_11;
-    let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    strip_response(response);
     let headers = response.headers_mut();
-    let protocol = headers.get(UPGRADE).cloned().filter(|_| switched);
-    remove_hop_by_hop(headers);
-    if let Some(protocol) = protocol {
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(UPGRADE, protocol);
-    }
     // A path of the backend's is a path below its name here.
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let path = location.filter(|at| at.starts_with('/') && !at.starts_with("//"));
     let path = path.and_then(|path| HeaderValue::from_str(&format!("/{backend}{path}")).ok());
     if let Some(path) = path {
         headers.insert(LOCATION, path);
-    }
-}
-
-fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    let values = headers.get_all(name).into_iter();
-    values
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
-}
-
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
-        .filter_map(|token| token.parse().ok())
-        .collect();
-    let trailers = tokens(headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
-    for name in named.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
-    headers.remove(TE);
-    if trailers {
-        headers.insert(TE, HeaderValue::from_static("trailers"));
     }
 }

@@ -33,9 +33,10 @@ pub(crate) async fn call(
     };
     let backend = host.backend(&name)?;
 
-    let upgrade = headers::upgrade(&request);
-    let tunnel = upgrade.is_some().then(|| Tunnel::from_client(&mut request));
-    headers::to_backend(&mut request, &name, path, peer, upgrade.as_ref());
+    headers::to_backend(&mut request, &name, path, peer);
+    // The client wants to switch protocols.
+    let upgrade = request.headers().contains_key(header::UPGRADE);
+    let tunnel = upgrade.then(|| Tunnel::from_client(&mut request));
     let pause = host.upload_pause();
     let request = request.map(|body| Upload::new(body, pause));
 

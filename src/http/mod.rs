@@ -5,6 +5,9 @@
 //! the same for upgraded connections. [`StatusLayer`] turns errors into responses, for servers that
 //! want services without errors; [`status`] and [`response`] are its two halves for handlers of your own.
 //!
+//! Headers pass as they are. A proxy for strangers takes out those that are about one connection, by
+//! [`strip_request`] and [`strip_response`].
+//!
 //! With the feature `coalesce`, [`CoalesceLayer::http`](crate::CoalesceLayer::http) shares what is safe to share, and
 //! [`ShareBodyLayer`] lets several callers read one streamed body.
 //!
@@ -59,6 +62,7 @@ mod client;
 mod coalesce;
 #[cfg(feature = "lazy-start")]
 mod header;
+mod hops;
 #[cfg(feature = "coalesce")]
 mod identity;
 #[cfg(feature = "lazy-start")]
@@ -79,6 +83,7 @@ pub(crate) use self::answer::Chain;
 pub use self::{
     answer::{response, retry_after, status},
     body::{BodyHold, InUseBody, UnlessSilent, UntilBodyEnd, UntilBothEnd},
+    hops::{strip_request, strip_response},
     status::{Status, StatusBody, StatusFuture, StatusLayer},
     upgrade::InUse,
 };

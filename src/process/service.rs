@@ -49,7 +49,7 @@ const NO_HOST: &str = "localhost";
 /// callers that pass on what strangers ask for should set one. The answer of a child that speaks HTTP/1.0
 /// only is one of HTTP/1.1, so that a server in front keeps its own connections. Headers pass as they are,
 /// those that are about one connection (`Connection`, `Keep-Alive`) included: a proxy for strangers takes
-/// them out, as `examples/host` does.
+/// them out, by [`strip_request`](crate::http::strip_request).
 ///
 /// A body whose own type mentions a `Box<dyn Error>`, `BoxBody<Bytes, BoxError>` for one, cannot be sent
 /// by a call that is spawned ("implementation of `From` is not general enough"), here as with hyper-util

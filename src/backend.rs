@@ -42,7 +42,8 @@ use crate::usage::{Eviction, Usage};
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a `Backend`",
-    note = "a cloneable service becomes one with `.map_response(DropToStop::new)` on its maker; box others with `tower::util::BoxCloneSyncService` first"
+    note = "a cloneable service becomes one with `.map_response(DropToStop::new)` on its maker; box others with `tower::util::BoxCloneSyncService` first",
+    note = "if it is a response, the layers stand in the wrong order: `IdleEvictLayer` and `CeilingLayer` go below `LazyStartLayer`"
 )]
 pub trait Backend: Send + Sync + 'static {
     /// What serves one call: a `Service` for callers, or whatever the caller shall hold.

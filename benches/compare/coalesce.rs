@@ -8,7 +8,7 @@ use std::{
     hint::black_box,
     pin::Pin,
     sync::{
-        Arc, Barrier, Mutex,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -26,7 +26,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_on_demand::CoalesceLayer;
 
 use crate::{
-    harness::{Side, Table, in_turns, now, side},
+    harness::{Side, Table, in_turns, now, side, two_threads},
     running::Echo,
 };
 
@@ -331,31 +331,6 @@ fn leaving(joiners: usize) -> Side<'static> {
             callers.extend((0..AT_ONCE).map(|_| join()));
         }
         took
-    })
-}
-
-/// The same on two threads at once, each with what `make` gives it.
-fn two_threads<'a, F>(make: impl Fn(usize) -> F + Sync + 'a) -> Side<'a>
-where
-    F: FnMut(),
-{
-    Box::new(move |times| {
-        let start = Barrier::new(2);
-        let run = |thread| {
-            let mut work = make(thread);
-            start.wait();
-            let begun = Instant::now();
-            for _ in 0..times {
-                work();
-            }
-            (begun, Instant::now())
-        };
-        // From the first to begin to the last to end: one after the other is not side by side.
-        let (here, there) = std::thread::scope(|scope| {
-            let other = scope.spawn(|| run(1));
-            (run(0), other.join().expect("no panic"))
-        });
-        here.1.max(there.1) - here.0.min(there.0)
     })
 }
 

@@ -7,6 +7,7 @@
 
 mod coalesce;
 mod harness;
+mod many;
 mod running;
 
 use harness::Table;
@@ -14,7 +15,14 @@ use harness::Table;
 fn main() {
     let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     let mut table = Table::new(only);
-    running::rows(&mut table);
+    let tokio = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let _entered = tokio.enter();
+    running::rows(&mut table, &tokio);
+    many::rows(&mut table, &tokio);
     coalesce::rows(&mut table);
     std::process::exit(table.print());
 }

@@ -42,7 +42,8 @@ where
 {
     #[pin]
     state: State<M, T, M::Future>,
-    intent: Option<Intent>,
+    /// In a box, so that the future is little more than the maker's.
+    intent: Option<Box<Intent>>,
 }
 
 #[pin_project(project = StateProj)]
@@ -176,7 +177,10 @@ where
                 }
             }
         };
-        Self { state, intent }
+        Self {
+            state,
+            intent: intent.map(Box::new),
+        }
     }
 }
 
@@ -221,7 +225,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        let intent = &*this.intent;
+        let intent = this.intent.as_deref();
         let refused = |error: Error| {
             let error = match intent {
                 Some(intent) => error.of(intent.name.clone()),

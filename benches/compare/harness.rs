@@ -16,9 +16,10 @@ const ROUNDS: usize = 401;
 const ROUND: Duration = Duration::from_millis(1);
 
 /// Where it stands which rows miss their target, by how much, and why.
-const LISTED: [&str; 2] = [
+const LISTED: [&str; 3] = [
     include_str!("../../docs/performance/backends.md"),
     include_str!("../../docs/performance/coalesce.md"),
+    include_str!("../../docs/performance/processes.md"),
 ];
 
 /// The result of a future that is ready when it is polled.
@@ -167,6 +168,17 @@ impl Table {
         }
     }
 
+    /// A row that cannot be measured here.
+    pub(crate) fn void(&mut self, name: &str, target: f64, against: &str, why: &str) {
+        self.rows.push(Row {
+            title: format!("{name} [{against}]"),
+            ours: f64::NAN,
+            reference: f64::NAN,
+            target,
+            void: Some(why.to_owned()),
+        });
+    }
+
     /// Prints the table; the exit code says whether every row is within its target.
     pub(crate) fn print(&self) -> i32 {
         println!(
@@ -213,7 +225,7 @@ pub(crate) fn in_turns(ours: &mut Side<'_>, reference: &mut Side<'_>) -> (f64, f
     (median(&mut a), median(&mut b))
 }
 
-fn median(numbers: &mut [f64]) -> f64 {
+pub(crate) fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]
 }

@@ -5,14 +5,21 @@
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
+mod child;
 mod coalesce;
+#[path = "../../tests/support/example.rs"]
+#[allow(dead_code, unreachable_pub, reason = "it belongs to the tests")]
+mod example;
 mod harness;
 mod many;
+mod process;
+mod proxy;
 mod running;
 
 use harness::Table;
 
 fn main() {
+    child::serve_if_asked();
     let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     let mut table = Table::new(only);
     let tokio = tokio::runtime::Builder::new_multi_thread()
@@ -24,5 +31,7 @@ fn main() {
     running::rows(&mut table, &tokio);
     many::rows(&mut table, &tokio);
     coalesce::rows(&mut table);
+    process::rows(&mut table, &tokio);
+    proxy::rows(&mut table);
     std::process::exit(table.print());
 }

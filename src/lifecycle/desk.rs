@@ -205,14 +205,23 @@ impl<T, B: Backend> Desk<T, B> {
         if entry.outcome.is_none() {
             return (None, entry.waker.replace(waker));
         }
-        (self.tickets.remove(ticket).outcome, Some(waker))
+        (self.remove(ticket).outcome, Some(waker))
     }
 
     /// Ends a ticket without looking. The ticket comes back, to be dropped outside the lock.
     pub(crate) fn leave(&mut self, ticket: usize) -> Ticket<B> {
-        let entry = self.tickets.remove(ticket);
+        let entry = self.remove(ticket);
         if entry.outcome.is_none() {
             self.one_less();
+        }
+        entry
+    }
+
+    fn remove(&mut self, ticket: usize) -> Ticket<B> {
+        let entry = self.tickets.remove(ticket);
+        if self.tickets.is_empty() {
+            // A backend that nobody waits for keeps no memory for those who did.
+            self.tickets = Slab::new();
         }
         entry
     }

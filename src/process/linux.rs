@@ -1,10 +1,18 @@
 //! What only Linux tells: who listens, who lives, and what they use, from `/proc`.
 
-use std::{collections::HashSet, fmt, io, net::IpAddr, time::Duration};
+use std::{
+    collections::HashSet,
+    fmt,
+    fs::File,
+    io::{self, BufRead, BufReader},
+    net::IpAddr,
+    time::Duration,
+};
 
 use procfs::{
-    net::{TcpNetEntry, TcpState, UnixState},
-    process::{FDTarget, Process},
+    FromBufReadSI,
+    net::{TcpNetEntries, TcpNetEntry, UnixState},
+    process::{FDTarget, Process, Stat},
 };
 
 use super::address::Address;
@@ -59,21 +67,31 @@ pub(super) enum Listener {
     Nobody,
 }
 
+/// What is to be known of `process`, if it is of `group` and runs.
+fn member(process: &Process, group: u32) -> Option<Stat> {
+    let stat = process.stat().ok()?;
+    let runs = !matches!(stat.state, 'Z' | 'X' | 'x');
+    (runs && u32::try_from(stat.pgrp) == Ok(group)).then_some(stat)
+}
+
 /// The processes of `group` that run.
-fn members(group: u32) -> impl Iterator<Item = (Process, procfs::process::Stat)> {
+fn members(group: u32) -> impl Iterator<Item = (Process, Stat)> {
     let all = procfs::process::all_processes().into_iter().flatten();
-    all.filter_map(Result::ok)
-        .filter_map(|process| {
-            let stat = process.stat().ok()?;
-            Some((process, stat))
-        })
-        .filter(move |(_, stat)| {
-            u32::try_from(stat.pgrp) == Ok(group) && !matches!(stat.state, 'Z' | 'X' | 'x')
-        })
+    all.filter_map(move |process| {
+        let process = process.ok()?;
+        let stat = member(&process, group)?;
+        Some((process, stat))
+    })
+}
+
+/// The first process of `group`, if it runs: found without a look at all others.
+fn leader(group: u32) -> Option<Process> {
+    let process = Process::new(group.try_into().ok()?).ok()?;
+    member(&process, group).map(|_| process)
 }
 
 pub(super) fn is_alive(group: u32) -> bool {
-    members(group).next().is_some()
+    leader(group).is_some() || members(group).next().is_some()
 }
 
 pub(super) fn stats(group: u32) -> io::Result<Stats> {
@@ -110,7 +128,8 @@ pub(super) fn who_listens(address: &Address, group: u32, peer: Option<i32>) -> L
         };
     }
     let mut strange = sockets.clone();
-    for (process, _) in members(group) {
+    let others = members(group).map(|(process, _)| process);
+    for process in leader(group).into_iter().chain(others) {
         for inode in sockets_of(&process) {
             strange.remove(&inode);
         }
@@ -145,22 +164,22 @@ fn sockets_of(process: &Process) -> impl Iterator<Item = u64> {
 fn listening(address: &Address) -> HashSet<u64> {
     match address {
         Address::Tcp(address) => {
-            let entries = procfs::net::tcp().into_iter().flatten();
-            let entries: Vec<_> = entries
-                .chain(procfs::net::tcp6().into_iter().flatten())
-                .filter(|entry| {
-                    entry.state == TcpState::Listen && entry.local_address.port() == address.port()
-                })
-                .collect();
-            let inodes = |matches: &dyn Fn(IpAddr) -> bool| -> HashSet<u64> {
-                let entries = entries.iter();
-                let ours = entries.filter(|entry| matches(host(entry)));
-                ours.map(|entry| entry.inode).collect()
+            let inodes = |entries: &[TcpNetEntry], matches: &dyn Fn(IpAddr) -> bool| {
+                let entries = entries.iter().filter(|entry| {
+                    entry.local_address.port() == address.port() && matches(host(entry))
+                });
+                entries.map(|entry| entry.inode).collect::<HashSet<_>>()
             };
-            // The one that is bound to this very address has precedence.
-            let exact = inodes(&|ip| ip == address.ip());
+            // Of all, the one that is bound to this very address has precedence, by IPv4 before by IPv6.
+            let mut entries = listeners("/proc/net/tcp");
+            let exact = inodes(&entries, &|ip| ip == address.ip());
+            if !exact.is_empty() {
+                return exact;
+            }
+            entries.extend(listeners("/proc/net/tcp6"));
+            let exact = inodes(&entries, &|ip| ip == address.ip());
             if exact.is_empty() {
-                inodes(&|ip| ip.is_unspecified())
+                inodes(&entries, &|ip| ip.is_unspecified())
             } else {
                 exact
             }
@@ -173,6 +192,28 @@ fn listening(address: &Address) -> HashSet<u64> {
             .map(|entry| entry.inode)
             .collect(),
     }
+}
+
+/// Those of the sockets in `table`, one of the system's, that listen.
+///
+/// They stand first. Behind them are the connections, for which the system looks through a table of
+/// hundreds of thousands of places, and that takes milliseconds: so it is asked for one line after the other.
+fn listeners(table: &str) -> Vec<TcpNetEntry> {
+    const LINE: usize = 150;
+    const LISTENS: &str = "0A";
+    let Ok(table) = File::open(table) else {
+        return Vec::new();
+    };
+    let mut lines = BufReader::with_capacity(LINE, table)
+        .lines()
+        .map_while(Result::ok);
+    let mut text = lines.next().unwrap_or_default();
+    for line in lines.take_while(|line| line.split_whitespace().nth(3) == Some(LISTENS)) {
+        text.push('\n');
+        text.push_str(&line);
+    }
+    let entries = TcpNetEntries::from_buf_read(text.as_bytes(), procfs::current_system_info());
+    entries.map(|entries| entries.0).unwrap_or_default()
 }
 
 fn host(entry: &TcpNetEntry) -> IpAddr {

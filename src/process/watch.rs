@@ -14,8 +14,8 @@ use super::{
 };
 use crate::error::{BoxError, Error, ErrorKind};
 
-/// The time from the first readiness probe to the second; it doubles up to the one that is set.
-const FIRST: Duration = Duration::from_millis(2);
+/// The shortest time from one readiness probe to the next.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Why a child is not ready.
 pub(super) enum NotReady {
@@ -46,8 +46,7 @@ pub(super) async fn until_ready(
     // A look at all processes may take longer than a probe has, on a busy machine: the next probe awaits the same.
     let mut verifying = None;
     let mut last = None;
-    // A child that is quick is found to be ready quickly.
-    let mut every = FIRST.min(command.probe_every);
+    let started = Instant::now();
     loop {
         let began = Instant::now();
         let bound = after(command.probe_within).min(deadline);
@@ -80,9 +79,13 @@ pub(super) async fn until_ready(
         if Instant::now() >= deadline {
             return Err(NotReady::Late(last));
         }
+        // A quarter of the time it has taken so far: one that is quick is found to be ready quickly, and one that
+        // is slow is not asked all the time.
+        let every = ((began - started) / 4)
+            .max(SHORTEST)
+            .min(command.probe_every);
         let next = began.checked_add(every).unwrap_or(deadline);
         sleep_until(next.min(deadline)).await;
-        every = every.saturating_mul(2).min(command.probe_every);
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use crate::sync::lock;
+use crate::{error::BoxError, sync::lock};
 
 /// What a backend is started from, with the name that errors, events and status give it.
 ///
@@ -35,6 +35,16 @@ use crate::sync::lock;
 pub trait Target: Clone + Send + 'static {
     /// The name.
     fn name(&self) -> &str;
+
+    /// Whether it can be started at all. Asked at each start, before there is any question of room, so that
+    /// nothing is stopped for what is sure to fail. Default: it can.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong; the start fails with it, as [`StartFailed`](crate::ErrorKind::StartFailed).
+    fn validate(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
 }
 
 impl Target for String {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use support::{Caller, Maker, World, ms, secs};
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_on_demand::{
-    Ceiling, CeilingLayer, Error, ErrorKind, Group, IdleEvict, IdleEvictLayer, LazyStart,
-    LazyStartLayer, Leased, Runtime, UntilResponse, test_util,
+    BoxError, Ceiling, CeilingLayer, Error, ErrorKind, Group, IdleEvict, IdleEvictLayer, LazyStart,
+    LazyStartLayer, Leased, Runtime, Target, UntilResponse, test_util,
 };
 
 type Stack = LazyStart<String, Leased<Caller, UntilResponse>>;
@@ -302,4 +302,50 @@ fn what_is_lent_is_cut_by_an_order_and_by_nothing_else() {
     assert!(borrower.is_finished());
     assert!(clock.elapsed() - begun < secs(6));
     assert_eq!((host.world.alive(), host.ceiling.occupancy().used), (0, 0));
+}
+
+/// A target that is wrong in itself.
+#[derive(Clone)]
+struct Wrong;
+
+impl Target for Wrong {
+    fn name(&self) -> &str {
+        "wrong"
+    }
+
+    fn validate(&self) -> Result<(), BoxError> {
+        Err("it has no program".into())
+    }
+}
+
+#[test]
+fn nothing_is_stopped_for_what_is_sure_to_fail() {
+    let (runtime, clock) = test_util::runtime(1);
+    let (host, _sweeper) = Host::new(&runtime, 1, secs(10));
+    let a = host.stack("a");
+    clock.block_on(a.clone().oneshot(ms(1))).expect("served");
+
+    let maker = host
+        .world
+        .maker()
+        .map_request(|_: Wrong| "wrong".to_owned());
+    let wrong = ServiceBuilder::new()
+        .layer(LazyStartLayer::new(runtime.clone(), Wrong))
+        .layer(host.evictable.clone())
+        .layer(host.ceiling.clone())
+        .service(maker);
+    let error = clock
+        .block_on(wrong.oneshot(ms(1)))
+        .expect_err("it is wrong");
+    assert_eq!(*error.kind(), ErrorKind::StartFailed);
+    assert_eq!(
+        format!("{error:#}"),
+        "backend \"wrong\": could not be started: it has no program"
+    );
+    assert_eq!(
+        (host.world.saw("a").alive, host.world.saw("a").stops),
+        (1, 0)
+    );
+    assert_eq!(host.world.peak(), 1);
+    drop(a);
 }

@@ -215,7 +215,7 @@ impl<T, P> LazyStartLayer<T, P> {
 
 impl<T, P> LazyStartLayer<T, P>
 where
-    T: Clone + Send + 'static,
+    T: Target,
 {
     /// A backend of its own for `maker`.
     pub(crate) fn open<M>(&self, maker: M, on_rest: Option<OnRest>) -> Arc<Door<T, M::Response>>
@@ -247,7 +247,7 @@ where
     M::Response: Backend,
     M::Error: Into<BoxError>,
     M::Future: Send,
-    T: Clone + Send + 'static,
+    T: Target,
     P: Clone,
 {
     type Service = LazyStart<T, <M::Response as Backend>::Lease, P>;

@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use crate::{
     error::{BoxError, Error, ErrorKind},
-    target::Intent,
+    target::{Intent, Target},
 };
 
 /// A start under way.
@@ -30,20 +30,19 @@ where
     M: Service<T, Response = B> + Send,
     M::Error: Into<BoxError>,
     M::Future: Send,
-    T: Send + 'static,
+    T: Target,
 {
     fn make(&mut self, target: T, intent: Intent) -> Making<'_, B> {
         Box::pin(async move {
             let made = Caught::new(async move {
-                poll_fn(|cx| self.poll_ready(cx)).await?;
+                target.validate().map_err(Error::start_failed)?;
+                poll_fn(|cx| self.poll_ready(cx))
+                    .await
+                    .map_err(Error::start_failed)?;
                 let making = intent.scope(|| self.call(target));
-                making.await
+                making.await.map_err(Error::start_failed)
             });
-            match made.await {
-                Ok(Ok(backend)) => Ok(backend),
-                Ok(Err(error)) => Err(Error::start_failed(error)),
-                Err(panicked) => Err(panicked),
-            }
+            made.await?
         })
     }
 }

@@ -13,7 +13,7 @@ use super::{
     listen::Listen,
     ready::{Probe, Ready},
 };
-use crate::target::Target;
+use crate::{error::BoxError, target::Target};
 
 /// A program to run as a backend: how to start it, where it listens, how to tell that it is ready,
 /// and how it is stopped.
@@ -323,6 +323,10 @@ impl Command {
 impl Target for Command {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn validate(&self) -> Result<(), BoxError> {
+        Ok(Command::validate(self)?)
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use http::StatusCode;
 use tokio::time::Instant;
 use tower_on_demand::{
-    Backend, Clock, Error, ErrorKind, Stopped,
+    Backend, Clock, Error, ErrorKind, Stopped, Target,
     process::{Address, Command, Listen, Probe, Ready},
 };
 
@@ -401,6 +401,15 @@ async fn l5_a_start_dropped_at_any_moment_leaves_nothing() {
         log.who("start").into_iter().all(|pid| !exists(pid))
     })
     .await;
+}
+
+#[test]
+fn an_invalid_command_is_an_invalid_target() {
+    let good = Command::new("good", "true").arg("{port}");
+    let bad = Command::new("bad", "").arg("{port}");
+    assert!(Target::validate(&good).is_ok());
+    let told = Target::validate(&bad).expect_err("it has no program");
+    assert_eq!(told.to_string(), "the program is empty");
 }
 
 #[test]

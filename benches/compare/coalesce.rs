@@ -284,20 +284,26 @@ where
 /// Makes one caller of a flight after the other.
 type Callers<'a, F> = Box<dyn FnMut() -> F + 'a>;
 
+/// A flight of so many joiners, through `Coalesce` and by `futures::Shared`.
+pub(crate) fn joined(joiners: usize) -> (Side<'static>, Side<'static>) {
+    let gates: &Mutex<Gate> = Box::leak(Box::default());
+    let inner = service_fn(move |_: u64| gates.lock().expect("not poisoned").clone());
+    let service = CoalesceLayer::new(|number: &u64| Some(*number)).layer(inner);
+    let ours = flights(joiners, move |gate: &Gate| {
+        *gates.lock().expect("not poisoned") = gate.clone();
+        let mut service = service.clone();
+        Box::new(move || service.call(7))
+    });
+    let theirs = flights(joiners, |gate: &Gate| {
+        let flight: Shared<BoxFuture<'_, _>> = gate.clone().boxed().shared();
+        Box::new(move || flight.clone())
+    });
+    (ours, theirs)
+}
+
 fn joining(table: &mut Table) {
     for (joiners, target) in [(1, 1.20), (10, 1.20), (1_000, 0.90), (10_000, 0.90)] {
-        let gates: &Mutex<Gate> = Box::leak(Box::default());
-        let inner = service_fn(move |_: u64| gates.lock().expect("not poisoned").clone());
-        let service = CoalesceLayer::new(|number: &u64| Some(*number)).layer(inner);
-        let ours = flights(joiners, move |gate: &Gate| {
-            *gates.lock().expect("not poisoned") = gate.clone();
-            let mut service = service.clone();
-            Box::new(move || service.call(7))
-        });
-        let theirs = flights(joiners, |gate: &Gate| {
-            let flight: Shared<BoxFuture<'_, _>> = gate.clone().boxed().shared();
-            Box::new(move || flight.clone())
-        });
+        let (ours, theirs) = joined(joiners);
         table.compare(
             &format!("Coalesce, join + publish, joiners: {joiners}"),
             target,

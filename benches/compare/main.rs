@@ -1,7 +1,8 @@
 //! Ours and the peers, on the same work in the same run: one table, row by row.
 //!
 //! `cargo bench --all-features --bench compare`. Each row is measured in rounds, ours and the reference
-//! in turn, and compares the medians, so that a noisy machine disturbs both alike.
+//! in turn, and compares the medians, so that a noisy machine disturbs both alike. With `-- --plots` it
+//! draws curves into docs/performance instead.
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
@@ -12,6 +13,7 @@ mod coalesce;
 mod example;
 mod harness;
 mod many;
+mod plots;
 mod process;
 mod proxy;
 mod running;
@@ -28,6 +30,9 @@ fn main() {
         .build()
         .expect("a runtime");
     let _entered = tokio.enter();
+    if std::env::args().any(|arg| arg == "--plots") {
+        return plots::draw(&tokio);
+    }
     running::rows(&mut table, &tokio);
     many::rows(&mut table, &tokio);
     coalesce::rows(&mut table);

@@ -25,7 +25,7 @@ use crate::{
 
 /// All room is idle instances'. A start comes, the one that was used longest ago is closed for it and goes, the
 /// start has its room and makes, and the new one is used once.
-fn a_victim(idle: usize) -> Side<'static> {
+pub(crate) fn a_victim(idle: usize) -> Side<'static> {
     let host = Host::new(idle as u64);
     let maker = service_fn(|_: u64| ready(Ok::<_, Infallible>(DropToStop::new(Echo))));
     let mut makers = host.evictable.layer(host.ceiling.layer(maker));
@@ -50,7 +50,7 @@ fn a_victim(idle: usize) -> Side<'static> {
 }
 
 /// A sweep that finds nothing due.
-fn in_vain<'a>(tokio: &'a tokio::runtime::Runtime, backends: usize) -> Side<'a> {
+pub(crate) fn in_vain<'a>(tokio: &'a tokio::runtime::Runtime, backends: usize) -> Side<'a> {
     let mut host = Host::new(backends as u64);
     let stacks: Vec<Stack> = (0..backends)
         .map(|_| tokio.block_on(host.running()))

@@ -92,7 +92,7 @@ where
     now(service.call(42)).expect("answered")
 }
 
-fn calls<'a, S>(service: &'a S) -> Side<'a>
+pub(crate) fn calls<'a, S>(service: &'a S) -> Side<'a>
 where
     S: Service<u64> + Clone,
     S::Error: std::fmt::Debug,
@@ -102,9 +102,9 @@ where
     })
 }
 
-type Pool<M> = Singleton<M, u64>;
+pub(crate) type Pool<M> = Singleton<M, u64>;
 
-fn pool(
+pub(crate) fn pool(
     tokio: &tokio::runtime::Runtime,
 ) -> Pool<impl Service<u64, Response = Echo, Error = Infallible, Future: Send> + Clone + Send> {
     let mut pool = Singleton::new(service_fn(|_: u64| ready(Ok::<_, Infallible>(Echo))));
@@ -114,7 +114,7 @@ fn pool(
 
 /// Clone, ready, get; ready, call.
 #[inline(always)]
-fn get_and_call<M>(pool: &Pool<M>)
+pub(crate) fn get_and_call<M>(pool: &Pool<M>)
 where
     M: Service<u64, Response = Echo, Error = Infallible> + Clone,
 {

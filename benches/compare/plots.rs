@@ -39,6 +39,7 @@ fn chart(file: &str, title: &str, x: &str, y: &str, lines: &[Line]) {
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 18))
         .margin(16)
+        .margin_right(32)
         .x_label_area_size(40)
         .y_label_area_size(70)
         .build_cartesian_2d(across.log_scale(), up.log_scale())
@@ -46,6 +47,8 @@ fn chart(file: &str, title: &str, x: &str, y: &str, lines: &[Line]) {
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| format!("{y:.0}"))
         .x_desc(x)
         .y_desc(y)
         .draw()

@@ -10,6 +10,11 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(on_demand_loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
+#[cfg(on_demand_loom)]
+pub(crate) use loom::sync::RwLock;
+#[cfg(all(feature = "lazy-start", not(on_demand_loom)))]
+pub(crate) use std::sync::RwLock;
+
 #[cfg(any(feature = "coalesce", on_demand_loom))]
 pub(crate) use hashbrown::HashTable;
 pub(crate) use slab::Slab;

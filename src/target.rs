@@ -5,14 +5,14 @@ use std::{
     cell::RefCell,
     fmt,
     ops::Deref,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-use crate::{error::BoxError, sync::lock};
+use crate::{
+    error::BoxError,
+    sync::{Arc, Mutex, lock},
+};
 
 /// What a backend is started from, with the name that errors, events and status give it.
 ///

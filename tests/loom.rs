@@ -12,20 +12,48 @@
     unused_imports
 )]
 
+#[path = "../src/backend.rs"]
+mod backend;
+#[path = "../src/busy.rs"]
+mod busy;
 #[path = "../src/clock.rs"]
 mod clock;
 #[path = "../src/error.rs"]
 mod error;
+#[path = "../src/events.rs"]
+mod events;
+#[path = "loom/host.rs"]
+mod host;
+#[path = "../src/idle_evict/mod.rs"]
+mod idle_evict;
+#[path = "../src/lease.rs"]
+mod lease;
+#[path = "../src/lifecycle/mod.rs"]
+mod lifecycle;
+#[path = "loom/lifecycle.rs"]
+mod lifecycle_model;
+#[path = "../src/matches.rs"]
+mod matches;
 #[path = "../src/notices.rs"]
 mod notices;
+#[path = "../src/runtime.rs"]
+mod runtime;
+#[path = "loom/sweep.rs"]
+mod sweep_model;
 #[path = "../src/sync.rs"]
 mod sync;
+#[path = "../src/target.rs"]
+mod target;
 #[path = "../src/usage.rs"]
 mod usage;
 #[path = "../src/wakers.rs"]
 mod wakers;
 
+pub(crate) use backend::Backend;
+pub(crate) use busy::UntilResponse;
 pub(crate) use error::{BoxError, Error, ErrorKind};
+pub(crate) use idle_evict::IdleEvict;
+pub(crate) use runtime::Runtime;
 
 mod ceiling {
     #[path = "../../src/ceiling/holders.rs"]

@@ -5,7 +5,6 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, Weak},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -14,7 +13,7 @@ use super::{status::Instance, sweep::Retiree};
 use crate::{
     clock::Clock,
     notices::Watch,
-    sync::lock,
+    sync::{Arc, Mutex, Weak, lock},
     usage::{Eviction, Look, Usage},
     wakers::{Key, Wakers},
 };

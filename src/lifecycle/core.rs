@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
+    sync::{OnceLock, PoisonError},
     task::Waker,
     time::{Duration, Instant},
 };
@@ -17,8 +17,14 @@ use super::{
     status::{State, Status},
 };
 use crate::{
-    backend::Backend, error::Error, events, runtime::Runtime, sync::lock, target::Urgency,
-    usage::Usage, wakers::WakeList,
+    backend::Backend,
+    error::Error,
+    events,
+    runtime::Runtime,
+    sync::{Arc, Mutex, RwLock, Weak, lock},
+    target::Urgency,
+    usage::Usage,
+    wakers::WakeList,
 };
 
 /// The settings of one backend.

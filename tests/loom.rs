@@ -111,6 +111,14 @@ mod with {
         }
     }
 
+    /// Runs a model through its interleavings: those with at most two preemptions, or as many as
+    /// `LOOM_MAX_PREEMPTIONS` says. Without a bound some would take days.
+    pub(crate) fn model(model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound.get_or_insert(2);
+        builder.check(model);
+    }
+
     /// Runs a poll function to its end; a lost wake-up is a deadlock that loom reports.
     pub(crate) fn until<T>(poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
         loom::future::block_on(poll_fn(poll))

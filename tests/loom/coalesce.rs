@@ -239,7 +239,7 @@ fn spawn<T: 'static>(
 
 #[test]
 fn a_leader_and_a_joiner_are_both_told_whenever_the_work_ends() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let leader = call(&ground);
         let joiner = spawn(&ground, |ground| call(ground).wait());
@@ -257,7 +257,7 @@ fn a_leader_and_a_joiner_are_both_told_whenever_the_work_ends() {
 
 #[test]
 fn a_joiner_that_is_there_before_the_end_has_the_same_outcome() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let leader = call(&ground);
         let joiner = call(&ground);
@@ -273,7 +273,7 @@ fn a_joiner_that_is_there_before_the_end_has_the_same_outcome() {
 
 #[test]
 fn a_leader_that_is_never_polled_again_holds_nobody_up() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let mut leader = call(&ground);
         assert!(leader.poll_once().is_pending());
@@ -288,7 +288,7 @@ fn a_leader_that_is_never_polled_again_holds_nobody_up() {
 
 #[test]
 fn whichever_caller_drove_and_is_never_polled_again_holds_nobody_up() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let leader = call(&ground);
         let mut driver = call(&ground);
@@ -314,7 +314,7 @@ fn whichever_caller_drove_and_is_never_polled_again_holds_nobody_up() {
 
 #[test]
 fn a_leader_that_leaves_leaves_the_flight_to_its_joiner() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let mut leader = call(&ground);
         let joiner = call(&ground);
@@ -333,7 +333,7 @@ fn a_leader_that_leaves_leaves_the_flight_to_its_joiner() {
 
 #[test]
 fn a_newcomer_never_joins_a_dying_flight() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let mut leader = call(&ground);
         assert!(leader.poll_once().is_pending());
@@ -351,7 +351,7 @@ fn a_newcomer_never_joins_a_dying_flight() {
 
 #[test]
 fn the_last_of_three_to_leave_drops_the_work() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let mut callers: Vec<_> = (0..3).map(|_| call(&ground)).collect();
         assert!(callers[1].poll_once().is_pending());
@@ -370,7 +370,7 @@ fn the_last_of_three_to_leave_drops_the_work() {
 
 #[test]
 fn a_wake_during_the_poll_is_kept() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         ground.inner.0.lock().unwrap().restless = 2;
         let leader = call(&ground);
@@ -386,7 +386,7 @@ fn a_wake_during_the_poll_is_kept() {
 
 #[test]
 fn two_who_collect_at_once_both_get_the_value() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         ground.end();
         let mut leader = call(&ground);
@@ -406,7 +406,7 @@ fn two_who_collect_at_once_both_get_the_value() {
 
 #[test]
 fn keys_of_the_same_hash_part_again() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         ground.end();
         let other = spawn(&ground, |ground| call_for(ground, 1).wait());
@@ -420,7 +420,7 @@ fn keys_of_the_same_hash_part_again() {
 
 #[test]
 fn an_outcome_for_the_leader_alone_reaches_it_or_nobody() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = with(LIMITS, true);
         let leader = call(&ground);
         let joiner = call(&ground);
@@ -443,7 +443,7 @@ fn an_outcome_for_the_leader_alone_reaches_it_or_nobody() {
 
 #[test]
 fn work_that_is_dropped_where_it_is_driven_as_by_a_panic_is_told_to_the_others() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let leader = call(&ground);
         let Caller::Seat(mut seat) = call(&ground) else {
@@ -468,7 +468,7 @@ fn work_that_is_dropped_where_it_is_driven_as_by_a_panic_is_told_to_the_others()
 
 #[test]
 fn shutdown_meets_polls_joins_and_leaves() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let mut leader = call(&ground);
         let shut = spawn(&ground, |ground| ground.space.shut(ground));
@@ -487,7 +487,7 @@ fn shutdown_meets_polls_joins_and_leaves() {
 
 #[test]
 fn shutdown_meets_the_end_of_the_work() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let leader = call(&ground);
         let joiner = call(&ground);
@@ -504,7 +504,7 @@ fn shutdown_meets_the_end_of_the_work() {
 
 #[test]
 fn one_who_has_waited_too_long_leads_another_or_finds_it_landed() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = ground();
         let mut leader = call(&ground);
         assert!(leader.poll_once().is_pending());
@@ -536,7 +536,7 @@ fn one_who_has_waited_too_long_leads_another_or_finds_it_landed() {
 
 #[test]
 fn a_task_that_drives_tells_all_whether_it_ends_or_vanishes() {
-    loom::model(|| {
+    crate::with::model(|| {
         let limits = Limits {
             lasting: true,
             ..LIMITS

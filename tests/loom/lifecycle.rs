@@ -242,7 +242,7 @@ fn end<B: Backend>(ground: &Arc<Ground>, door: Arc<Door<(), B>>, executor: threa
 
 #[test]
 fn who_waits_and_who_comes_as_it_is_published_are_lent_the_same_instance() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = Ground::new();
         let door = plain(&ground);
         let waits = call(&ground, &door);
@@ -260,7 +260,7 @@ fn who_waits_and_who_comes_as_it_is_published_are_lent_the_same_instance() {
 
 #[test]
 fn what_was_published_is_taken_from_nobody_who_waited() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = Ground::new();
         let door = counted(&ground);
         let waits = call(&ground, &door);
@@ -280,7 +280,7 @@ fn what_was_published_is_taken_from_nobody_who_waited() {
 
 #[test]
 fn who_leaves_as_it_is_published_leaves_nothing_behind() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = Ground::new();
         let door = counted(&ground);
         let leaves = call(&ground, &door);
@@ -309,7 +309,7 @@ where
 
 #[test]
 fn who_finds_it_closed_is_lent_the_next_one() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = Ground::new();
         let door = counted(&ground);
         // How it came up is for the models above.
@@ -333,7 +333,7 @@ fn who_finds_it_closed_is_lent_the_next_one() {
 
 #[test]
 fn an_order_to_stop_meets_who_comes_as_it_is_published() {
-    loom::model(|| {
+    crate::with::model(|| {
         let ground = Ground::new();
         let door = plain(&ground);
         let waits = call(&ground, &door);

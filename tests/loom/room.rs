@@ -68,7 +68,7 @@ fn own(usage: Arc<Usage>, permit: Permit) -> thread::JoinHandle<()> {
 /// C5, C8: the room that comes back while the first in line leaves reaches the second, once.
 #[test]
 fn a_hand_over_and_a_cancel() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let permit = granted(&room);
         let (first, second) = (waiting(&room), waiting(&room));
@@ -87,7 +87,7 @@ fn a_hand_over_and_a_cancel() {
 /// W2: at the deadline it is either refused or admitted, and never both.
 #[test]
 fn a_hand_over_and_a_deadline() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let permit = granted(&room);
         let mut place = waiting(&room);
@@ -110,7 +110,7 @@ fn a_hand_over_and_a_deadline() {
 /// Two who leave at once, and the room that comes back: nothing stays behind.
 #[test]
 fn a_hand_over_and_everybody_leaves() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let permit = granted(&room);
         let (first, mut second) = (waiting(&room), waiting(&room));
@@ -130,7 +130,7 @@ fn a_hand_over_and_everybody_leaves() {
 /// whoever is first, and the room is handed over.
 #[test]
 fn the_end_of_a_use_and_one_who_asks() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let (usage, permit) = instance(&room);
         let claim = usage.claim().expect("open");
@@ -150,7 +150,7 @@ fn the_end_of_a_use_and_one_who_asks() {
 /// the room in the end, and nothing is closed in use.
 #[test]
 fn a_new_use_and_one_who_asks() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let (usage, permit) = instance(&room);
         drop(usage.claim().expect("open"));
@@ -175,7 +175,7 @@ fn a_new_use_and_one_who_asks() {
 /// An instance that is just being counted, and one who asks: born it is no victim, used it is one.
 #[test]
 fn a_new_instance_and_one_who_asks() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let permit = granted(&room);
         permit.seat().made();
@@ -204,7 +204,7 @@ fn a_new_instance_and_one_who_asks() {
 /// waits is decided.
 #[test]
 fn to_yield_and_a_starter_that_leaves() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let (usage, permit) = instance(&room);
         let claim = usage.claim().expect("open");
@@ -232,7 +232,7 @@ fn to_yield_and_a_starter_that_leaves() {
 /// Over the limit, the end of the last use retires; whichever of the two is first.
 #[test]
 fn the_end_of_a_use_and_a_lower_limit() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let (usage, permit) = instance(&room);
         let claim = usage.claim().expect("open");
@@ -249,7 +249,7 @@ fn the_end_of_a_use_and_a_lower_limit() {
 /// Over the limit, and a new use that begins just then: it goes when that use ends.
 #[test]
 fn a_new_use_and_a_lower_limit() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let (usage, permit) = instance(&room);
         drop(usage.claim().expect("open"));
@@ -268,7 +268,7 @@ fn a_new_use_and_a_lower_limit() {
 /// The impatient one leaves while what yields to it ends its last use: the one behind gets the room.
 #[test]
 fn a_starter_that_leaves_and_the_one_behind_it() {
-    loom::model(|| {
+    crate::with::model(|| {
         let room = room(1);
         let (usage, permit) = instance(&room);
         let claim = usage.claim().expect("open");

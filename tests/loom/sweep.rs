@@ -104,7 +104,7 @@ fn for_age(retired: &Retired) -> bool {
 
 #[test]
 fn what_is_due_is_closed_or_used_and_never_both() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (ground, mut idle_evict) = ground();
         let instance = ground.make();
         let usage = instance.usage().unwrap();
@@ -134,7 +134,7 @@ fn what_is_due_is_closed_or_used_and_never_both() {
 
 #[test]
 fn a_sweeper_that_rests_hears_of_what_comes() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (ground, idle_evict) = ground();
         let sweeper = thread::spawn(move || block_on(idle_evict.run()));
         let owner = own(ground.make());
@@ -147,7 +147,7 @@ fn a_sweeper_that_rests_hears_of_what_comes() {
 
 #[test]
 fn a_sweeper_hears_of_an_earlier_bound() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (mut ground, idle_evict) = ground();
         ground.layer = ground.layer.idle_after(None);
         let instance = ground.make();
@@ -164,7 +164,7 @@ fn a_sweeper_hears_of_an_earlier_bound() {
 /// The use began before it was due, and its end is no sign that anybody wants it.
 #[test]
 fn a_sweeper_hears_of_the_end_of_what_was_no_use() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (ground, idle_evict) = ground();
         let instance = ground.make();
         let usage = instance.usage().unwrap();
@@ -180,7 +180,7 @@ fn a_sweeper_hears_of_the_end_of_what_was_no_use() {
 
 #[test]
 fn a_stop_waits_for_what_was_swept_and_for_nothing_else() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (ground, idle_evict) = ground();
         let due = ground.make();
         let usage = due.usage().unwrap();
@@ -205,7 +205,7 @@ fn a_stop_waits_for_what_was_swept_and_for_nothing_else() {
 
 #[test]
 fn a_sweep_meets_registrations_that_come_and_go() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (ground, mut idle_evict) = ground();
         let due = ground.make();
         ground.host.set_time(10);
@@ -221,7 +221,7 @@ fn a_sweep_meets_registrations_that_come_and_go() {
 
 #[test]
 fn a_sweeper_ends_when_nothing_can_come_any_more() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (ground, idle_evict) = ground();
         let instance = ground.make();
         let sweeper = thread::spawn(move || block_on(idle_evict.run()));

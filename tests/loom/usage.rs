@@ -62,7 +62,7 @@ fn watched(usage: &Arc<Usage>) -> Arc<Seen> {
 /// it claimable; of the two exactly one prevails.
 #[test]
 fn a_claim_and_an_evictor_never_both_prevail() {
-    loom::model(|| {
+    crate::with::model(|| {
         let usage = idle();
         let evicted = Arc::new(AtomicBool::new(false));
         let caller = {
@@ -97,7 +97,7 @@ fn a_claim_and_an_evictor_never_both_prevail() {
 /// E4: a use that began after the look refuses the close, though it is over by then.
 #[test]
 fn a_use_that_came_and_went_refuses_the_close() {
-    loom::model(|| {
+    crate::with::model(|| {
         let usage = idle();
         let looked = Arc::new(AtomicBool::new(false));
         let caller = {
@@ -125,7 +125,7 @@ fn a_use_that_came_and_went_refuses_the_close() {
 /// tells. Exactly once.
 #[test]
 fn a_wish_is_answered_by_the_look_or_by_the_release() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (usage, claim) = busy();
         let seen = watched(&usage);
         let caller = thread::spawn(move || drop(claim));
@@ -139,7 +139,7 @@ fn a_wish_is_answered_by_the_look_or_by_the_release() {
 /// The same with a second use that begins meanwhile, and one that nobody had begun yet.
 #[test]
 fn a_wish_survives_the_uses_that_begin_after_it() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (usage, claim) = busy();
         let seen = watched(&usage);
         let first = thread::spawn(move || drop(claim));
@@ -157,7 +157,7 @@ fn a_wish_survives_the_uses_that_begin_after_it() {
             "it is idle and nobody was told"
         );
     });
-    loom::model(|| {
+    crate::with::model(|| {
         let usage = born();
         let seen = watched(&usage);
         let first = {
@@ -184,7 +184,7 @@ fn a_drain_is_seen_whoever_is_last() {
             self.0.fetch_add(1, SeqCst);
         }
     }
-    loom::model(|| {
+    crate::with::model(|| {
         let (usage, claim) = busy();
         let dropped = Arc::new(AtomicUsize::new(0));
         let caller = thread::spawn(move || drop(claim));
@@ -207,7 +207,7 @@ fn a_drain_is_seen_whoever_is_last() {
 /// The owner hears of an eviction, and so does everybody who watches.
 #[test]
 fn a_closing_is_told_once_to_all() {
-    loom::model(|| {
+    crate::with::model(|| {
         let usage = idle();
         let seen = watched(&usage);
         let evictors: Vec<_> = [Eviction::Room, Eviction::Idle]
@@ -234,7 +234,7 @@ fn a_closing_is_told_once_to_all() {
 /// after it closed. Nobody waits for ever, and it closes only while nobody uses it.
 #[test]
 fn a_waiting_claim_is_decided_by_the_reopening_or_the_closing() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (usage, claim) = busy();
         assert!(usage.start_yielding().is_yielding());
         let last = thread::spawn(move || drop(claim));
@@ -267,7 +267,7 @@ fn a_waiting_claim_is_decided_by_the_reopening_or_the_closing() {
 /// idle and can close it himself.
 #[test]
 fn to_yield_is_not_lost_to_the_end_of_the_last_use() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (usage, claim) = busy();
         let seen = watched(&usage);
         let last = thread::spawn(move || drop(claim));
@@ -282,7 +282,7 @@ fn to_yield_is_not_lost_to_the_end_of_the_last_use() {
 /// A pinned one is not closed by a decision made before it was pinned.
 #[test]
 fn pinned_prevails_over_an_older_decision() {
-    loom::model(|| {
+    crate::with::model(|| {
         let usage = idle();
         let look = usage.look();
         let owner = {
@@ -303,7 +303,7 @@ fn pinned_prevails_over_an_older_decision() {
 /// Uses in progress hear of the cut.
 #[test]
 fn a_cut_is_heard() {
-    loom::model(|| {
+    crate::with::model(|| {
         let (usage, claim) = busy();
         let owner = {
             let usage = usage.clone();
@@ -327,7 +327,7 @@ fn what_is_held_for_the_end_waits_for_the_last_who_holds_out() {
             self.0.fetch_add(1, SeqCst);
         }
     }
-    loom::model(|| {
+    crate::with::model(|| {
         let (usage, claim) = busy();
         let holdout = usage.hold_out();
         let gone = Arc::new(AtomicUsize::new(0));
@@ -358,7 +358,7 @@ fn whoever_sees_it_idle_sees_since_when() {
         }
     }
     let look_by = |look: fn(&Usage) -> Look| {
-        loom::model(move || {
+        crate::with::model(move || {
             let usage = Usage::new(Arc::new(Two));
             let claim = usage.claim().expect("open");
             let caller = thread::spawn(move || drop(claim));

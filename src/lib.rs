@@ -140,6 +140,7 @@ mod matches;
 pub mod metrics;
 mod notices;
 mod runtime;
+mod seldom;
 #[cfg(feature = "serde")]
 mod serialize;
 mod sync;

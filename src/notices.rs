@@ -6,12 +6,13 @@
 //!
 //! Nothing is woken, told or dropped under the lock.
 
-use std::{any::Any, task::Poll, task::Waker, time::Duration};
+use std::{any::Any, mem, task::Poll, task::Waker, time::Duration};
 
 use crate::{
+    seldom::Seldom,
     sync::{Arc, Mutex, Weak, lock},
     usage::{Claim, Eviction, Look, Refused, Usage},
-    wakers::{Key, Wakers},
+    wakers::{Key, WakeList, Wakers},
 };
 
 /// Somebody who decides over instances, and knows each by a key.
@@ -45,20 +46,37 @@ pub(crate) enum Closed {
 pub(crate) struct Notices {
     /// Set once, after `CLOSED`.
     closed: Option<Closed>,
-    /// The backend whose start needs its room.
-    room_for: Option<Arc<str>>,
     watching: Vec<(Weak<dyn Watch>, u64)>,
     /// Those who wait for `closed`.
     closing: Wakers,
     /// Those who wait for `CLOSED` and count 0.
     draining: Wakers,
-    /// Those whose claim waits while `YIELDING`.
-    yielding: Wakers,
     /// Uses that must hear of `CUT`, and those that have not begun yet of `DEAD` as well.
     cutting: Wakers,
+    rare: Seldom<Rare>,
+}
+
+/// What few instances ever have.
+#[derive(Default)]
+struct Rare {
+    /// The backend whose start needs its room.
+    room_for: Option<Arc<str>>,
+    /// Those whose claim waits while `YIELDING`.
+    yielding: Wakers,
     /// What is held until the last use has ended.
     parting: Vec<Box<dyn Any + Send>>,
     holdouts: Weak<Holdouts>,
+}
+
+impl Notices {
+    fn take_yielding(&mut self) -> WakeList {
+        let rare = self.rare.get_mut();
+        rare.map_or_else(WakeList::default, |rare| rare.yielding.take())
+    }
+
+    fn holdouts(&self) -> Option<Arc<Holdouts>> {
+        self.rare.get()?.holdouts.upgrade()
+    }
 }
 
 /// Leases whose claim was refused, and that still hold the service they would have used: no uses, but
@@ -85,7 +103,9 @@ impl Usage {
             }
         }
         let waker = waker.clone();
-        let old = lock(&self.notices).yielding.register(key, waker);
+        let mut notices = lock(&self.notices);
+        let old = notices.rare.make().yielding.register(key, waker);
+        drop(notices);
         drop(old);
         match self.claim() {
             Err(Refused::Yielding) => Poll::Pending,
@@ -99,7 +119,7 @@ impl Usage {
     /// Ends the registration of [`poll_claim`](Self::poll_claim).
     pub(crate) fn forget_claim(&self, key: &mut Key) {
         if key.is_some() {
-            let old = lock(&self.notices).yielding.remove(key);
+            let old = lock(&self.notices).rare.make().yielding.remove(key);
             drop(old);
         }
     }
@@ -107,7 +127,10 @@ impl Usage {
     /// Tells `watch` from now on what becomes of the instance, which it knows as `key`. What was
     /// before is in the word: look at it afterwards.
     pub(crate) fn watch(&self, watch: Weak<dyn Watch>, key: u64) {
-        lock(&self.notices).watching.push((watch, key));
+        let mut notices = lock(&self.notices);
+        // Few watch, for long.
+        notices.watching.reserve_exact(1);
+        notices.watching.push((watch, key));
     }
 
     /// Sets the idle bound, if anything keeps one for this instance: `None` is never for age, zero is
@@ -196,20 +219,20 @@ impl Usage {
     pub(crate) fn hold_until_drained(&self, what: Box<dyn Any + Send>) {
         let mut notices = lock(&self.notices);
         if self.look().is_drained() {
-            let holdouts = notices.holdouts.upgrade();
+            let holdouts = notices.holdouts();
             drop(notices);
             Self::part(holdouts, vec![what]);
         } else {
-            notices.parting.push(what);
+            notices.rare.make().parting.push(what);
         }
     }
 
     /// For a lease whose claim was refused, to keep for as long as it keeps what it would have used.
     pub(crate) fn hold_out(&self) -> Arc<Holdouts> {
         let mut notices = lock(&self.notices);
-        notices.holdouts.upgrade().unwrap_or_else(|| {
+        notices.holdouts().unwrap_or_else(|| {
             let holdouts = Arc::default();
-            notices.holdouts = Arc::downgrade(&holdouts);
+            notices.rare.make().holdouts = Arc::downgrade(&holdouts);
             holdouts
         })
     }
@@ -224,19 +247,21 @@ impl Usage {
 
     /// The backend whose start needed its room, once it was evicted for that.
     pub(crate) fn room_for(&self) -> Option<Arc<str>> {
-        lock(&self.notices).room_for.clone()
+        lock(&self.notices).rare.get()?.room_for.clone()
     }
 
     /// It may be evicted for a start of `whom`.
     pub(crate) fn set_room_for(&self, whom: Option<Arc<str>>) {
-        lock(&self.notices).room_for = whom;
+        if whom.is_some() {
+            lock(&self.notices).rare.make().room_for = whom;
+        }
     }
 
     pub(crate) fn tell_closed(&self, how: Closed, drained: bool) {
         let mut notices = lock(&self.notices);
         notices.closed = Some(how);
         let mut wake = notices.closing.take();
-        wake.extend(notices.yielding.take());
+        wake.extend(notices.take_yielding());
         drop(notices);
         wake.wake();
         self.tell_watching(|watch, key| watch.closed(key));
@@ -247,11 +272,12 @@ impl Usage {
 
     pub(crate) fn tell_drained(&self) {
         let mut notices = lock(&self.notices);
-        let parting = std::mem::take(&mut notices.parting);
-        let holdouts = notices.holdouts.upgrade();
+        let rare = notices.rare.get_mut();
+        let parting = rare.map(|rare| mem::take(&mut rare.parting));
+        let holdouts = notices.holdouts();
         let wake = notices.draining.take();
         drop(notices);
-        Self::part(holdouts, parting);
+        Self::part(holdouts, parting.unwrap_or_default());
         wake.wake();
     }
 
@@ -299,7 +325,7 @@ impl Drop for Telling {
                 self.usage.tell_closed(Closed::Evicted(*why), true);
             }
             Tell::Reopened => {
-                let wake = lock(&self.usage.notices).yielding.take();
+                let wake = lock(&self.usage.notices).take_yielding();
                 wake.wake();
             }
         }

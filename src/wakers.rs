@@ -23,6 +23,10 @@ impl Wakers {
         match *key {
             Some(key) => self.slots[key.get() as usize - 1].replace(waker),
             None => {
+                if self.slots.is_empty() {
+                    // Of most things only one waits.
+                    self.slots.reserve_exact(1);
+                }
                 let index = self.slots.insert(Some(waker));
                 let next = u32::try_from(index + 1).expect("fewer than four billion waiters");
                 *key = NonZeroU32::new(next);

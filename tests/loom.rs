@@ -38,6 +38,8 @@ mod matches;
 mod notices;
 #[path = "../src/runtime.rs"]
 mod runtime;
+#[path = "../src/seldom.rs"]
+mod seldom;
 #[path = "loom/sweep.rs"]
 mod sweep_model;
 #[path = "../src/sync.rs"]

@@ -135,12 +135,12 @@ impl<M, T> ResponseFuture<M, T>
 where
     M: Service<T>,
 {
-    pub(super) fn new<W>(
+    pub(super) fn new(
         asked: Asked,
         maker: M,
         target: T,
         intent: Option<Intent>,
-        options: &Options<W>,
+        options: &Options,
         weight: u64,
     ) -> Self {
         let start = Some((maker, target));

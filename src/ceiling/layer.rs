@@ -56,13 +56,14 @@ use crate::runtime::Runtime;
 #[derive(Clone)]
 pub struct CeilingLayer<W = Fixed> {
     room: Arc<Room>,
-    options: Options<W>,
+    weigh: W,
+    options: Arc<Options>,
 }
 
+/// What all stacks of one clone share.
 #[derive(Clone)]
-pub(super) struct Options<W> {
+pub(super) struct Options {
     pub(super) runtime: Runtime,
-    pub(super) weigh: W,
     pub(super) wait: Duration,
     pub(super) max_waiting: Option<usize>,
     pub(super) strict: bool,
@@ -125,15 +126,15 @@ impl<W> CeilingLayer<W> {
         let clock = Arc::new(runtime.timer_clock());
         Self {
             room: Room::new(limit, clock),
-            options: Options {
+            weigh,
+            options: Arc::new(Options {
                 runtime,
-                weigh,
                 wait: Duration::from_secs(10),
                 max_waiting: None,
                 strict: false,
                 yield_after: None,
                 min_residency: Duration::ZERO,
-            },
+            }),
         }
     }
 
@@ -155,19 +156,15 @@ impl<W> CeilingLayer<W> {
     }
 
     fn weighing<V>(self, weigh: V) -> CeilingLayer<V> {
-        let options = self.options;
         CeilingLayer {
             room: self.room,
-            options: Options {
-                runtime: options.runtime,
-                weigh,
-                wait: options.wait,
-                max_waiting: options.max_waiting,
-                strict: options.strict,
-                yield_after: options.yield_after,
-                min_residency: options.min_residency,
-            },
+            weigh,
+            options: self.options,
         }
+    }
+
+    fn options(&mut self) -> &mut Options {
+        Arc::make_mut(&mut self.options)
     }
 
     /// How long a start of this stack waits for room, from asking for it. 10 s unless set;
@@ -176,7 +173,7 @@ impl<W> CeilingLayer<W> {
     /// When it is over the start is refused with [`NoRoom`](crate::ErrorKind::NoRoom) and the numbers.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.options.wait = wait;
+        self.options().wait = wait;
         self
     }
 
@@ -187,7 +184,7 @@ impl<W> CeilingLayer<W> {
     /// A start for which something idle is being stopped waits as well, if only for that.
     #[must_use]
     pub fn max_waiting(mut self, max_waiting: usize) -> Self {
-        self.options.max_waiting = Some(max_waiting);
+        self.options().max_waiting = Some(max_waiting);
         self
     }
 
@@ -199,7 +196,7 @@ impl<W> CeilingLayer<W> {
     /// [`Eviction::Over`](crate::Eviction::Over).
     #[must_use]
     pub fn strict(mut self) -> Self {
-        self.options.strict = true;
+        self.options().strict = true;
         self
     }
 
@@ -208,7 +205,7 @@ impl<W> CeilingLayer<W> {
     /// backend does not starve another. If the start leaves, the instance serves on. Off unless set.
     #[must_use]
     pub fn yield_after(mut self, after: Duration) -> Self {
-        self.options.yield_after = Some(after);
+        self.options().yield_after = Some(after);
         self
     }
 
@@ -217,7 +214,7 @@ impl<W> CeilingLayer<W> {
     /// set.
     #[must_use]
     pub fn min_residency(mut self, residency: Duration) -> Self {
-        self.options.min_residency = residency;
+        self.options().min_residency = residency;
         self
     }
 
@@ -251,7 +248,12 @@ impl<M, W: SaysWeight> Layer<M> for CeilingLayer<W> {
     type Service = Ceiling<M, W>;
 
     fn layer(&self, maker: M) -> Self::Service {
-        Ceiling::new(maker, self.room.clone(), self.options.clone())
+        Ceiling::new(
+            maker,
+            self.room.clone(),
+            self.weigh.clone(),
+            self.options.clone(),
+        )
     }
 }
 

@@ -33,14 +33,16 @@ use crate::{
 pub struct Ceiling<M, W = Fixed> {
     maker: M,
     room: Arc<Room>,
-    options: Options<W>,
+    weigh: W,
+    options: Arc<Options>,
 }
 
 impl<M, W> Ceiling<M, W> {
-    pub(super) fn new(maker: M, room: Arc<Room>, options: Options<W>) -> Self {
+    pub(super) fn new(maker: M, room: Arc<Room>, weigh: W, options: Arc<Options>) -> Self {
         Self {
             maker,
             room,
+            weigh,
             options,
         }
     }
@@ -76,11 +78,11 @@ where
     }
 
     fn call(&mut self, target: T) -> Self::Future {
-        let options = &self.options;
+        let options = &*self.options;
         let intent = Intent::current();
         let urgency = intent.as_ref().map(|intent| intent.urgency);
         let ask = Ask {
-            weight: options.weigh.weigh(&target),
+            weight: self.weigh.weigh(&target),
             name: intent.as_ref().map(|intent| intent.name.clone()),
             first: urgency == Some(Urgency::Restart),
             free_only: urgency == Some(Urgency::FreeOnly),

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Weak},
+    sync::{Arc, LazyLock, Weak},
     time::Duration,
 };
 
@@ -72,7 +72,8 @@ use crate::{
 pub struct LazyStartLayer<T, P = Nothing> {
     runtime: Runtime,
     target: T,
-    config: Config,
+    name: Arc<str>,
+    config: Arc<Config>,
     group: Option<Group>,
     binding: Weak<Binding>,
     only_if_running: P,
@@ -81,20 +82,13 @@ pub struct LazyStartLayer<T, P = Nothing> {
 impl<T: Target> LazyStartLayer<T> {
     /// A layer that starts what `target` describes, under its name.
     pub fn new(runtime: Runtime, target: T) -> Self {
-        let config = Config {
-            name: Arc::from(target.name()),
-            policy: Default::default(),
-            start_timeout: None,
-            drain_timeout: Duration::from_secs(30),
-            stop_timeout: None,
-            max_callers: 1024,
-            cancel: false,
-            keep_running: false,
-        };
+        // One for all that are as they come.
+        static DEFAULT: LazyLock<Arc<Config>> = LazyLock::new(Arc::default);
         Self {
             runtime,
+            name: Arc::from(target.name()),
             target,
-            config,
+            config: DEFAULT.clone(),
             group: None,
             binding: Weak::new(),
             only_if_running: Nothing,
@@ -103,10 +97,14 @@ impl<T: Target> LazyStartLayer<T> {
 }
 
 impl<T, P> LazyStartLayer<T, P> {
+    fn config(&mut self) -> &mut Config {
+        Arc::make_mut(&mut self.config)
+    }
+
     /// Names the backend, for errors, status and its group. Default: the target's name.
     #[must_use]
     pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
-        self.config.name = name.into();
+        self.name = name.into();
         self
     }
 
@@ -122,7 +120,7 @@ impl<T, P> LazyStartLayer<T, P> {
     /// ready have bounds of their own.
     #[must_use]
     pub fn start_timeout(mut self, timeout: Duration) -> Self {
-        self.config.start_timeout = Some(timeout);
+        self.config().start_timeout = Some(timeout);
         self
     }
 
@@ -130,7 +128,7 @@ impl<T, P> LazyStartLayer<T, P> {
     /// [`TooManyWaiting`](crate::ErrorKind::TooManyWaiting). Default: 1,024.
     #[must_use]
     pub fn max_callers(mut self, most: usize) -> Self {
-        self.config.max_callers = most;
+        self.config().max_callers = most;
         self
     }
 
@@ -140,14 +138,14 @@ impl<T, P> LazyStartLayer<T, P> {
     /// eviction, starts the count anew. Default: 100 ms, 30 s.
     #[must_use]
     pub fn backoff(mut self, first: Duration, longest: Duration) -> Self {
-        self.config.policy.set_backoff(first, longest);
+        self.config().policy.set_backoff(first, longest);
         self
     }
 
     /// Refuses starts while the last `most` crashes are all younger than `per`. Default: no bound.
     #[must_use]
     pub fn restart_budget(mut self, most: u32, per: Duration) -> Self {
-        self.config.policy.set_budget(most, per);
+        self.config().policy.set_budget(most, per);
         self
     }
 
@@ -155,7 +153,7 @@ impl<T, P> LazyStartLayer<T, P> {
     /// instance's idle clock starts there.
     #[must_use]
     pub fn cancel_when_abandoned(mut self) -> Self {
-        self.config.cancel = true;
+        self.config().cancel = true;
         self
     }
 
@@ -163,7 +161,7 @@ impl<T, P> LazyStartLayer<T, P> {
     /// Default: the next call does.
     #[must_use]
     pub fn keep_running(mut self) -> Self {
-        self.config.keep_running = true;
+        self.config().keep_running = true;
         self
     }
 
@@ -172,7 +170,7 @@ impl<T, P> LazyStartLayer<T, P> {
     /// they cut nothing. Default: 30 s.
     #[must_use]
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
-        self.config.drain_timeout = timeout;
+        self.config().drain_timeout = timeout;
         self
     }
 
@@ -180,7 +178,7 @@ impl<T, P> LazyStartLayer<T, P> {
     /// [`Backend::stop_within`] says.
     #[must_use]
     pub fn stop_timeout(mut self, timeout: Duration) -> Self {
-        self.config.stop_timeout = Some(timeout);
+        self.config().stop_timeout = Some(timeout);
         self
     }
 
@@ -197,6 +195,7 @@ impl<T, P> LazyStartLayer<T, P> {
         LazyStartLayer {
             runtime: self.runtime,
             target: self.target,
+            name: self.name,
             config: self.config,
             group: self.group,
             binding: self.binding,
@@ -207,7 +206,7 @@ impl<T, P> LazyStartLayer<T, P> {
     /// Also gives the handle of the backend that the first [`layer`](Layer::layer) call makes. Until
     /// then its orders fail with [`Unknown`](crate::ErrorKind::Unknown).
     pub fn pair(mut self) -> (Self, Handle<T>) {
-        let handle = Handle::unbound(self.config.name.clone());
+        let handle = Handle::unbound(self.name.clone());
         self.binding = handle.binding();
         (self, handle)
     }
@@ -230,12 +229,12 @@ where
             target: self.target.clone(),
         };
         let (runtime, config) = (self.runtime.clone(), self.config.clone());
-        let door = Door::open(runtime, config, supply, on_rest);
+        let door = Door::open(runtime, self.name.clone(), config, supply, on_rest);
         if let Some(binding) = self.binding.upgrade() {
             binding.bind(door.clone());
         }
         if let Some(group) = &self.group {
-            group.add(self.config.name.clone(), door.core.clone());
+            group.add(self.name.clone(), door.core.clone());
         }
         door
     }
@@ -261,6 +260,7 @@ impl<T: fmt::Debug, P> fmt::Debug for LazyStartLayer<T, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LazyStartLayer")
             .field("target", &self.target)
+            .field("name", &self.name)
             .field("config", &self.config)
             .finish_non_exhaustive()
     }

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::seldom::Seldom;
+
 /// The first window; it doubles with every failure in a row.
 const FIRST: Duration = Duration::from_millis(100);
 /// The longest window, and how long an instance must live for its life to count as a good one.
@@ -59,7 +61,7 @@ pub(crate) struct History {
     /// No start before.
     until: Option<Instant>,
     /// The latest crashes, oldest first, as many as the budget allows.
-    crashes: VecDeque<Instant>,
+    crashes: Seldom<VecDeque<Instant>>,
 }
 
 /// No start yet.
@@ -79,8 +81,10 @@ impl History {
             });
         }
         if let Some((most, per)) = policy.budget {
-            let spent = self.crashes.len() >= most as usize;
-            let frees = self.crashes.front().map(|oldest| *oldest + per);
+            let crashes = self.crashes.get();
+            let spent = crashes.map_or(0, VecDeque::len) >= most as usize;
+            let oldest = crashes.and_then(VecDeque::front);
+            let frees = oldest.map(|oldest| *oldest + per);
             if let Some(left) = left(frees, now).filter(|_| spent) {
                 return Err(NotYet {
                     failures: most,
@@ -94,7 +98,7 @@ impl History {
     /// Whether a failure keeps starts away now, or counts against the budget.
     pub(crate) fn is_recent(&self, policy: &Policy, now: Instant) -> bool {
         let counts = |per| {
-            let latest = self.crashes.back();
+            let latest = self.crashes.get().and_then(VecDeque::back);
             latest.is_some_and(|crash| now < *crash + per)
         };
         left(self.until, now).is_some() || policy.budget.is_some_and(|(_, per)| counts(per))
@@ -125,10 +129,11 @@ impl History {
             self.short_lives = self.short_lives.saturating_add(1);
         }
         if let Some((most, _)) = policy.budget {
-            while self.crashes.len() >= (most as usize).max(1) {
-                self.crashes.pop_front();
+            let crashes = self.crashes.make();
+            while crashes.len() >= (most as usize).max(1) {
+                crashes.pop_front();
             }
-            self.crashes.push_back(now);
+            crashes.push_back(now);
         }
     }
 

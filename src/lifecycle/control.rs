@@ -70,12 +70,14 @@ where
         let (done, halted) = oneshot::channel();
         let mut old = Vec::new();
         self.core.halt(halt, None, |desk| {
-            desk.halted.push(done);
             desk.unloaded |= unload;
+            let orders = desk.orders.make();
+            orders.halted.push(done);
             if target.is_some() {
                 // The reloads before it are not to be seen any more.
-                old.extend(std::mem::replace(&mut desk.next_target, target));
-                old.extend(desk.reloads.iter_mut().filter_map(|it| it.target.take()));
+                old.extend(std::mem::replace(&mut orders.next_target, target));
+                let before = orders.reloads.iter_mut();
+                old.extend(before.filter_map(|it| it.target.take()));
             }
         });
         drop(old);
@@ -142,18 +144,19 @@ where
         if desk.supply.is_some() {
             // Nothing runs: the next start is the new one.
             if target.is_some() {
-                old = std::mem::replace(&mut desk.next_target, target);
+                old = std::mem::replace(&mut desk.orders.make().next_target, target);
             }
             drop(desk);
             let _ = done.send(Ok(()));
         } else {
-            desk.reloads.push_back(Reload { target, done });
+            let reload = Reload { target, done };
+            desk.orders.make().reloads.push_back(reload);
             let owner = desk.owner.take();
             drop(desk);
             wake(owner);
         }
         drop(old);
-        let name = self.core.config.name.clone();
+        let name = self.core.name.clone();
         Box::pin(async move {
             match reloaded.await {
                 Ok(result) => result,
@@ -190,7 +193,7 @@ where
     fn reset(&self) {
         let now = self.core.runtime.now();
         let mut desk = lock(&self.core.desk);
-        desk.history.reset();
+        desk.past.make().history.reset();
         let told = match desk.state {
             State::BackingOff => desk.enter(State::Stopped, now),
             _ => desk.seen(),
@@ -210,7 +213,7 @@ where
     }
 
     fn set_idle_after(&self, bound: Option<Duration>) {
-        lock(&self.core.desk).idle_after = Some(bound);
+        lock(&self.core.desk).orders.make().idle_after = Some(bound);
         if let Some(usage) = self.core.usage() {
             usage.set_idle_after(bound);
         }
@@ -241,7 +244,7 @@ where
     }
 
     fn control(&self) -> Option<Arc<dyn Control>> {
-        let door = self.door.get()?.upgrade()?;
+        let door = self.door.upgrade()?;
         Some(door)
     }
 
@@ -249,7 +252,7 @@ where
         let (done, halted) = oneshot::channel();
         self.halt(Halt::Stop, drain, |desk| {
             desk.shut_down = true;
-            desk.halted.push(done);
+            desk.orders.make().halted.push(done);
         });
         halted
     }
@@ -279,7 +282,7 @@ impl<T, B: Backend> Future for Until<T, B> {
             let mut desk = lock(&core.desk);
             let (seen, old) = desk.watched(key, waker);
             let backing_off = desk.state == State::BackingOff && this.state == State::Stopped;
-            let over = match desk.history.check(&core.config.policy, now) {
+            let over = match desk.check(&core.config.policy, now) {
                 Err(not_yet) if backing_off => now.checked_add(not_yet.left),
                 Ok(()) | Err(_) => None,
             };

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{OnceLock, PoisonError},
+    sync::PoisonError,
     task::Waker,
     time::{Duration, Instant},
 };
@@ -10,7 +10,7 @@ use std::{
 use super::{
     backoff::Policy,
     control::Control,
-    desk::{Desk, Halt, Supply},
+    desk::{Counts, Desk, Halt, Past, Supply},
     entrance::{Borrowed, Entrance, Joined, Remembered, Verdict, Waiting},
     instance::Lender,
     owner::Owner,
@@ -27,10 +27,9 @@ use crate::{
     wakers::WakeList,
 };
 
-/// The settings of one backend.
+/// The settings of a backend, which all that have the same share.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    pub(crate) name: Arc<str>,
     pub(crate) policy: Policy,
     pub(crate) start_timeout: Option<Duration>,
     pub(crate) drain_timeout: Duration,
@@ -44,12 +43,13 @@ pub(crate) struct Config {
 
 pub(crate) struct Core<T, B: Backend> {
     pub(crate) runtime: Runtime,
-    pub(crate) config: Config,
+    pub(crate) name: Arc<str>,
+    pub(crate) config: Arc<Config>,
     /// The running instance. Written by the owner only, and only under the desk's lock; so whoever
     /// holds that lock sees state and slot agree.
     pub(crate) slot: RwLock<Option<Lender<B>>>,
     pub(crate) desk: Mutex<Desk<T, B>>,
-    pub(crate) door: OnceLock<Weak<Door<T, B>>>,
+    pub(crate) door: Weak<Door<T, B>>,
     /// Told when the owner rests: nothing is alive, and nobody waits.
     pub(crate) on_rest: Option<OnRest>,
 }
@@ -57,21 +57,38 @@ pub(crate) struct Core<T, B: Backend> {
 /// Told when a backend rests.
 pub(crate) type OnRest = Box<dyn Fn() + Send + Sync>;
 
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            start_timeout: None,
+            drain_timeout: Duration::from_secs(30),
+            stop_timeout: None,
+            max_callers: 1024,
+            cancel: false,
+            keep_running: false,
+        }
+    }
+}
+
 impl<T, B: Backend> Core<T, B> {
     pub(crate) fn new(
         runtime: Runtime,
-        config: Config,
+        name: Arc<str>,
+        config: Arc<Config>,
         supply: Supply<T, B>,
         on_rest: Option<OnRest>,
+        door: Weak<Door<T, B>>,
     ) -> Arc<Self> {
         let mut desk = Desk::new(supply, runtime.now());
         desk.keep_running = config.keep_running;
         Arc::new(Self {
             runtime,
+            name,
             config,
             slot: RwLock::new(None),
             desk: Mutex::new(desk),
-            door: OnceLock::new(),
+            door,
             on_rest,
         })
     }
@@ -110,7 +127,7 @@ impl<T, B: Backend> Core<T, B> {
         if desk.state != State::Running || desk.generation != generation {
             return;
         }
-        let old = desk.distrusted.replace((generation, error));
+        let old = desk.orders.make().distrusted.replace((generation, error));
         let owner = desk.owner.take();
         drop(desk);
         wake(owner);
@@ -129,17 +146,18 @@ impl<T, B: Backend> Core<T, B> {
         let until = self.runtime.now().checked_add(drain);
         let mut desk = lock(&self.desk);
         change(&mut desk);
-        desk.drain_until = match (desk.drain_until, until) {
+        let orders = desk.orders.make();
+        orders.drain_until = match (orders.drain_until, until) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
         let owner = desk.order_halt(halt);
         let mut told = WakeList::default();
-        let mut done = Vec::new();
+        let mut settled = None;
         if desk.supply.is_some() {
             // Nobody owns it, so nothing of it is there, and this is all there is to do.
             told = desk.seen();
-            done = desk.halt_done();
+            settled = Some(desk.settle());
         }
         drop(desk);
         if let Some(usage) = usage {
@@ -148,8 +166,8 @@ impl<T, B: Backend> Core<T, B> {
         }
         wake(owner);
         told.wake();
-        for done in done {
-            let _ = done.send(());
+        if let Some(mut settled) = settled {
+            settled.tell_halted();
         }
     }
 
@@ -162,7 +180,7 @@ impl<T, B: Backend> Core<T, B> {
 
     /// Until when the calls in flight have while it is brought down by order.
     pub(crate) fn drain_until(&self) -> Option<Instant> {
-        lock(&self.desk).drain_until
+        lock(&self.desk).drain_until()
     }
 
     /// When a start that began at `began` is late.
@@ -181,8 +199,10 @@ impl<T, B: Backend> Core<T, B> {
         };
         let desk = lock(&self.desk);
         let course = desk.course.clone();
+        let past = desk.past.get();
+        let counts = past.map_or_else(Counts::default, |past| past.counts);
         let mut status = Status {
-            name: self.config.name.clone(),
+            name: self.name.clone(),
             state: desk.shown(&self.config.policy, now),
             generation: desk.generation,
             since: now.saturating_duration_since(desk.since),
@@ -190,17 +210,17 @@ impl<T, B: Backend> Core<T, B> {
             last_use: usage
                 .as_ref()
                 .map(|usage| Duration::from_nanos(usage.now().saturating_sub(usage.ended()))),
-            waiting: desk.waiting(),
+            waiting: desk.lobby.waiting(),
             queued: None,
-            last_start: desk.last_start,
-            starts: desk.counts.starts,
-            restarts: desk.counts.restarts,
-            reloads: desk.counts.reloads,
-            evictions: desk.counts.evictions,
-            last_eviction: desk.last_eviction,
-            evicted_for: desk.evicted_for.clone(),
-            crashes: desk.counts.crashes,
-            last_error: desk.last_error.clone(),
+            last_start: past.and_then(|past| past.last_start),
+            starts: counts.starts,
+            restarts: counts.restarts,
+            reloads: counts.reloads,
+            evictions: counts.evictions,
+            last_eviction: past.and_then(|past| past.last_eviction),
+            evicted_for: past.and_then(|past| past.evicted_for.clone()),
+            crashes: counts.crashes,
+            last_error: desk.last_error().cloned(),
         };
         drop(desk);
         status.queued = course.and_then(|course| course.queued());
@@ -213,9 +233,9 @@ impl<T, B: Backend> Core<T, B> {
 pub(crate) struct Door<T, B: Backend> {
     pub(crate) core: Arc<Core<T, B>>,
     /// Every call counts a reference here. Without these the counts of two backends, or this one and a
-    /// neighbour's usage word, stand in one cache line, and calls to the two by two threads hinder each
+    /// neighbour's usage word, stand in one cache line (64 bytes, with the counts), and calls to the two by two threads hinder each
     /// other: four times the cost was measured.
-    _apart: [u64; 8],
+    _apart: [u64; 5],
 }
 
 impl<T, B> Door<T, B>
@@ -226,17 +246,15 @@ where
     /// The first handle of a new backend.
     pub(crate) fn open(
         runtime: Runtime,
-        config: Config,
+        name: Arc<str>,
+        config: Arc<Config>,
         supply: Supply<T, B>,
         on_rest: Option<OnRest>,
     ) -> Arc<Self> {
-        let core = Core::new(runtime, config, supply, on_rest);
-        let door = Arc::new(Self {
-            core,
-            _apart: [0; 8],
-        });
-        let _ = door.core.door.set(Arc::downgrade(&door));
-        door
+        Arc::new_cyclic(|door| Self {
+            core: Core::new(runtime, name, config, supply, on_rest, door.clone()),
+            _apart: [0; 5],
+        })
     }
 }
 
@@ -246,7 +264,7 @@ where
     B: Backend,
 {
     fn name(&self) -> Arc<str> {
-        self.core.config.name.clone()
+        self.core.name.clone()
     }
 
     fn status(&self) -> Status {
@@ -288,8 +306,8 @@ where
             }
             if let Err(error) = desk.admit(&config.policy, now, config.max_callers) {
                 drop(desk);
-                let error = error.of(config.name.clone());
-                events::caller_refused(&config.name, &error);
+                let error = error.of(core.name.clone());
+                events::caller_refused(&core.name, &error);
                 return Err(error);
             }
             let ticket = desk.draw(not, urgency, now);
@@ -299,7 +317,7 @@ where
                 None => WakeList::default(),
             };
             // The first who waits sets the clock, and ends a pause.
-            let owner = match desk.waiting() {
+            let owner = match desk.lobby.waiting() {
                 1 => desk.owner.take(),
                 _ => None,
             };
@@ -321,7 +339,7 @@ where
 
     fn collect(&self, ticket: usize, waker: Waker) -> Option<Verdict<B::Lease>> {
         let mut desk = lock(&self.core.desk);
-        let (outcome, old) = desk.collect(ticket, waker);
+        let (outcome, old) = desk.lobby.collect(ticket, waker);
         drop(desk);
         drop(old);
         outcome
@@ -330,11 +348,12 @@ where
     fn remembered(&self, now: Instant) -> Remembered {
         let desk = lock(&self.core.desk);
         let kept = desk.keep_running != self.core.config.keep_running;
-        if desk.supply.is_none() || desk.waiting() > 0 {
+        let is_recent = |past: &Past| past.history.is_recent(&self.core.config.policy, now);
+        if desk.supply.is_none() || desk.lobby.waiting() > 0 {
             Remembered::InUse
-        } else if desk.unloaded || kept || desk.idle_after.is_some() {
+        } else if desk.unloaded || kept || desk.idle_after().is_some() {
             Remembered::Ordered
-        } else if desk.history.is_recent(&self.core.config.policy, now) {
+        } else if desk.past.get().is_some_and(is_recent) {
             Remembered::Failing
         } else {
             Remembered::Nothing
@@ -343,9 +362,9 @@ where
 
     fn leave(&self, ticket: usize) {
         let mut desk = lock(&self.core.desk);
-        let left = desk.leave(ticket);
+        let left = desk.lobby.leave(ticket);
         let mut owner = None;
-        if self.core.config.cancel && desk.waiting() == 0 {
+        if self.core.config.cancel && desk.lobby.waiting() == 0 {
             desk.cancelled = true;
             owner = desk.owner.take();
         }
@@ -371,7 +390,7 @@ impl<T, B: Backend> fmt::Debug for Core<T, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.desk).state;
         f.debug_struct("Core")
-            .field("name", &self.config.name)
+            .field("name", &self.name)
             .field("state", &state)
             .finish_non_exhaustive()
     }

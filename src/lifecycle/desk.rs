@@ -4,7 +4,6 @@
 
 use std::{
     collections::VecDeque,
-    mem,
     sync::Arc,
     task::Waker,
     time::{Duration, Instant},
@@ -15,14 +14,14 @@ use slab::Slab;
 
 use super::{
     backoff::{History, NotYet, Policy},
-    entrance::Verdict,
-    instance::Handed,
+    lobby::Lobby,
     maker::Make,
     status::{StartTimes, State},
 };
 use crate::{
     backend::Backend,
     error::{Error, ErrorKind},
+    seldom::Seldom,
     target::{Course, Urgency},
     usage::Eviction,
     wakers::WakeList,
@@ -32,15 +31,6 @@ use crate::{
 pub(crate) struct Supply<T, B> {
     pub(crate) maker: Box<dyn Make<T, B>>,
     pub(crate) target: T,
-}
-
-/// One who waits for an instance.
-pub(crate) struct Ticket<B: Backend> {
-    waker: Option<Waker>,
-    outcome: Option<Verdict<B::Lease>>,
-    /// Any instance but this one: it was found closed.
-    not: Option<u64>,
-    urgency: Urgency,
 }
 
 /// To stop, and what comes after.
@@ -65,41 +55,35 @@ pub(crate) struct Desk<T, B: Backend> {
     pub(crate) state: State,
     pub(crate) since: Instant,
     pub(crate) generation: u64,
-    pub(crate) counts: Counts,
-    pub(crate) history: History,
-    pub(crate) last_error: Option<Error>,
-    pub(crate) last_eviction: Option<Eviction>,
-    pub(crate) evicted_for: Option<Arc<str>>,
-    pub(crate) last_start: Option<StartTimes>,
+    pub(crate) past: Seldom<Past>,
     /// Where its start stands.
     pub(crate) course: Option<Arc<Course>>,
     /// The owner's task, to be woken by orders.
     pub(crate) owner: Option<Waker>,
 
     // ===== what callers and handles write =====
-    tickets: Slab<Ticket<B>>,
-    /// How many of them have no outcome yet.
-    waiting: usize,
-    /// When the first of those who wait now began to.
-    pub(crate) waiting_since: Option<Instant>,
+    pub(crate) lobby: Lobby<B>,
     pub(crate) halt: Option<Halt>,
-    pub(crate) halted: Vec<oneshot::Sender<()>>,
-    /// Until when the calls in flight have, by the halts that say so.
-    pub(crate) drain_until: Option<Instant>,
-    pub(crate) reloads: VecDeque<Reload<T>>,
-    pub(crate) next_target: Option<T>,
+    pub(crate) orders: Seldom<Orders<T>>,
     /// All who waited have left a start that is to be cancelled then.
     pub(crate) cancelled: bool,
-    /// An instance whose lease failed to become ready.
-    pub(crate) distrusted: Option<(u64, Error)>,
     pub(crate) keep_running: bool,
-    /// An idle bound ordered for this and all further instances.
-    pub(crate) idle_after: Option<Option<Duration>>,
     pub(crate) unloaded: bool,
     pub(crate) shut_down: bool,
     /// The last handle was dropped: it goes down, and the calls in flight end in their own time.
     pub(crate) abandoned: bool,
-    watches: Slab<Watch>,
+    watches: Seldom<Slab<Watch>>,
+}
+
+/// What became of its starts and instances so far.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    pub(crate) counts: Counts,
+    pub(crate) history: History,
+    pub(crate) last_error: Option<Error>,
+    pub(crate) last_eviction: Option<Eviction>,
+    pub(crate) evicted_for: Option<Arc<str>>,
+    pub(crate) last_start: Option<StartTimes>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -109,6 +93,32 @@ pub(crate) struct Counts {
     pub(crate) reloads: u64,
     pub(crate) evictions: u64,
     pub(crate) crashes: u64,
+}
+
+/// What handles and leases have asked for.
+pub(crate) struct Orders<T> {
+    pub(crate) halted: Vec<oneshot::Sender<()>>,
+    /// Until when the calls in flight have, by the halts that say so.
+    pub(crate) drain_until: Option<Instant>,
+    pub(crate) reloads: VecDeque<Reload<T>>,
+    pub(crate) next_target: Option<T>,
+    /// An instance whose lease failed to become ready.
+    pub(crate) distrusted: Option<(u64, Error)>,
+    /// An idle bound ordered for this and all further instances.
+    pub(crate) idle_after: Option<Option<Duration>>,
+}
+
+impl<T> Default for Orders<T> {
+    fn default() -> Self {
+        Self {
+            halted: Vec::new(),
+            drain_until: None,
+            reloads: VecDeque::new(),
+            next_target: None,
+            distrusted: None,
+            idle_after: None,
+        }
+    }
 }
 
 /// One who waits for a state.
@@ -123,7 +133,7 @@ impl<T, B: Backend> Desk<T, B> {
     pub(crate) fn refused(&self, not_yet: NotYet) -> Error {
         let failures = not_yet.failures;
         let error = Error::new(ErrorKind::BackingOff { failures }).after(not_yet.left);
-        match &self.last_error {
+        match self.last_error() {
             Some(last) => error.because_of(last),
             None => error,
         }
@@ -135,30 +145,18 @@ impl<T, B: Backend> Desk<T, B> {
             state: State::Stopped,
             since: now,
             generation: 0,
-            counts: Counts::default(),
-            history: History::default(),
-            last_error: None,
-            last_eviction: None,
-            evicted_for: None,
-            last_start: None,
+            past: Seldom::default(),
             course: None,
             owner: None,
-            tickets: Slab::new(),
-            waiting: 0,
-            waiting_since: None,
+            lobby: Lobby::new(),
             halt: None,
-            halted: Vec::new(),
-            drain_until: None,
-            reloads: VecDeque::new(),
-            next_target: None,
+            orders: Seldom::default(),
             cancelled: false,
-            distrusted: None,
             keep_running: false,
-            idle_after: None,
             unloaded: false,
             shut_down: false,
             abandoned: false,
-            watches: Slab::new(),
+            watches: Seldom::default(),
         }
     }
 
@@ -172,138 +170,43 @@ impl<T, B: Backend> Desk<T, B> {
         }
         // Nobody tries now. While somebody does, his outcome is awaited.
         if self.supply.is_some() || self.state == State::BackingOff {
-            let checked = self.history.check(policy, now);
+            let checked = self.check(policy, now);
             checked.map_err(|not_yet| self.refused(not_yet))?;
         }
-        if self.waiting >= most {
+        if self.lobby.waiting() >= most {
             return Err(Error::new(ErrorKind::TooManyWaiting { limit: most }));
         }
         Ok(())
     }
 
-    // ===== tickets =====
-
     pub(crate) fn draw(&mut self, not: Option<u64>, urgency: Urgency, now: Instant) -> usize {
-        self.waiting += 1;
-        self.waiting_since.get_or_insert(now);
         self.cancelled = false;
-        self.tickets.insert(Ticket {
-            waker: None,
-            outcome: None,
-            not,
-            urgency,
-        })
+        self.lobby.draw(not, urgency, now)
     }
 
-    /// The ticket's outcome, which ends it; or its waker is kept. Gives back the waker not needed.
-    pub(crate) fn collect(
-        &mut self,
-        ticket: usize,
-        waker: Waker,
-    ) -> (Option<Verdict<B::Lease>>, Option<Waker>) {
-        let entry = &mut self.tickets[ticket];
-        if entry.outcome.is_none() {
-            return (None, entry.waker.replace(waker));
-        }
-        (self.remove(ticket).outcome, Some(waker))
+    // ===== the past =====
+
+    /// Whether a start may be tried now.
+    pub(crate) fn check(&self, policy: &Policy, now: Instant) -> Result<(), NotYet> {
+        let past = self.past.get();
+        past.map_or(Ok(()), |past| past.history.check(policy, now))
     }
 
-    /// Ends a ticket without looking. The ticket comes back, to be dropped outside the lock.
-    pub(crate) fn leave(&mut self, ticket: usize) -> Ticket<B> {
-        let entry = self.remove(ticket);
-        if entry.outcome.is_none() {
-            self.one_less();
-        }
-        entry
+    pub(crate) fn last_error(&self) -> Option<&Error> {
+        self.past.get()?.last_error.as_ref()
     }
 
-    fn remove(&mut self, ticket: usize) -> Ticket<B> {
-        let entry = self.tickets.remove(ticket);
-        if self.tickets.is_empty() {
-            // A backend that nobody waits for keeps no memory for those who did.
-            self.tickets = Slab::new();
-        }
-        entry
+    /// Gives back the one before, to be dropped outside the lock.
+    pub(crate) fn set_last_error(&mut self, error: Error) -> Option<Error> {
+        self.past.make().last_error.replace(error)
     }
 
-    fn one_less(&mut self) {
-        self.waiting -= 1;
-        if self.waiting == 0 {
-            self.waiting_since = None;
-        }
+    pub(crate) fn starts(&self) -> u64 {
+        self.past.get().map_or(0, |past| past.counts.starts)
     }
 
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting
-    }
-
-    /// How many wait for an instance such as `generation`.
-    pub(crate) fn waiting_for(&self, generation: u64) -> usize {
-        self.open(generation).count()
-    }
-
-    fn open(&self, generation: u64) -> impl Iterator<Item = usize> {
-        self.tickets
-            .iter()
-            .filter(move |(_, entry)| entry.outcome.is_none() && entry.not != Some(generation))
-            .map(|(key, _)| key)
-    }
-
-    /// The most urgent of those who wait.
-    pub(crate) fn urgency(&self) -> Option<Urgency> {
-        let open = self.tickets.iter().filter(|(_, e)| e.outcome.is_none());
-        open.map(|(_, entry)| entry.urgency)
-            .reduce(|one, other| match (one, other) {
-                (Urgency::FreeOnly, Urgency::FreeOnly) => Urgency::FreeOnly,
-                _ => Urgency::Demand,
-            })
-    }
-
-    /// Hands one of `leases` to each who waits for `generation`, and leaves in `leases` what is over.
-    pub(crate) fn hand_out(
-        &mut self,
-        generation: u64,
-        leases: &mut Vec<Handed<B::Lease>>,
-    ) -> WakeList {
-        let mut wake = WakeList::default();
-        let open: Vec<usize> = self.open(generation).take(leases.len()).collect();
-        for (key, handed) in open.iter().zip(leases.drain(..open.len())) {
-            let entry = &mut self.tickets[*key];
-            entry.outcome = Some(Ok(handed));
-            wake.push(entry.waker.take());
-            self.one_less();
-        }
-        wake
-    }
-
-    /// Tells `error` to one of those who wait for `generation`.
-    pub(crate) fn tell_one(&mut self, generation: u64, error: Error) -> WakeList {
-        let mut wake = WakeList::default();
-        let first = self.open(generation).next();
-        if let Some(key) = first {
-            let entry = &mut self.tickets[key];
-            entry.outcome = Some(Err(error));
-            wake.push(entry.waker.take());
-            self.one_less();
-        }
-        wake
-    }
-
-    /// Tells `error` to all who wait and for whom `which` holds.
-    pub(crate) fn tell(&mut self, error: &Error, which: impl Fn(Urgency) -> bool) -> WakeList {
-        let mut wake = WakeList::default();
-        let mut told = 0;
-        for (_, entry) in &mut self.tickets {
-            if entry.outcome.is_none() && which(entry.urgency) {
-                entry.outcome = Some(Err(error.clone()));
-                wake.push(entry.waker.take());
-                told += 1;
-            }
-        }
-        for _ in 0..told {
-            self.one_less();
-        }
-        wake
+    pub(crate) fn resets(&self) -> u32 {
+        self.past.get().map_or(0, |past| past.history.resets())
     }
 
     // ===== states =====
@@ -320,7 +223,7 @@ impl<T, B: Backend> Desk<T, B> {
         match self.state {
             State::Stopped | State::BackingOff if self.shut_down => State::ShutDown,
             State::Stopped | State::BackingOff if self.unloaded => State::Unloaded,
-            State::BackingOff if self.history.check(policy, now).is_ok() => State::Stopped,
+            State::BackingOff if self.check(policy, now).is_ok() => State::Stopped,
             state => state,
         }
     }
@@ -333,7 +236,7 @@ impl<T, B: Backend> Desk<T, B> {
             state => state,
         };
         let mut wake = WakeList::default();
-        for (_, watch) in &mut self.watches {
+        for (_, watch) in self.watches.get_mut().into_iter().flatten() {
             if watch.state == shown {
                 watch.seen = true;
                 wake.push(watch.waker.take());
@@ -343,7 +246,7 @@ impl<T, B: Backend> Desk<T, B> {
     }
 
     pub(crate) fn watch(&mut self, state: State) -> usize {
-        self.watches.insert(Watch {
+        self.watches.make().insert(Watch {
             state,
             seen: false,
             waker: None,
@@ -352,7 +255,7 @@ impl<T, B: Backend> Desk<T, B> {
 
     /// Whether the watched state was there since; else the waker is kept. Gives back the other.
     pub(crate) fn watched(&mut self, key: usize, waker: Waker) -> (bool, Option<Waker>) {
-        let watch = &mut self.watches[key];
+        let watch = &mut self.watches.make()[key];
         if watch.seen {
             (true, Some(waker))
         } else {
@@ -361,15 +264,37 @@ impl<T, B: Backend> Desk<T, B> {
     }
 
     pub(crate) fn unwatch(&mut self, key: usize) -> Option<Waker> {
-        self.watches.remove(key).waker
+        let watches = self.watches.make();
+        let watch = watches.remove(key);
+        if watches.is_empty() {
+            self.watches.take();
+        }
+        watch.waker
     }
 
     // ===== orders =====
 
     /// What was said against `generation`.
     pub(crate) fn take_distrust(&mut self, generation: u64) -> Option<Error> {
-        let distrusted = self.distrusted.take_if(|it| it.0 == generation)?;
-        Some(distrusted.1)
+        let distrusted = &mut self.orders.get_mut()?.distrusted;
+        Some(distrusted.take_if(|it| it.0 == generation)?.1)
+    }
+
+    pub(crate) fn next_reload(&mut self) -> Option<Reload<T>> {
+        self.orders.get_mut()?.reloads.pop_front()
+    }
+
+    pub(crate) fn drain_until(&self) -> Option<Instant> {
+        self.orders.get()?.drain_until
+    }
+
+    pub(crate) fn idle_after(&self) -> Option<Option<Duration>> {
+        self.orders.get()?.idle_after
+    }
+
+    /// What the next start is for, from now on.
+    pub(crate) fn take_next_target(&mut self) -> Option<T> {
+        self.orders.get_mut()?.next_target.take()
     }
 
     /// The strongest of this and what was ordered before.
@@ -378,10 +303,36 @@ impl<T, B: Backend> Desk<T, B> {
         self.owner.take()
     }
 
-    /// What was ordered is done: those who ordered it, to be told.
-    pub(crate) fn halt_done(&mut self) -> Vec<oneshot::Sender<()>> {
+    /// No instance is there: the halts are done, and what else was ordered of it is void. What comes back
+    /// is to be told and dropped outside the lock.
+    pub(crate) fn settle(&mut self) -> Settled<T> {
         self.halt = None;
-        self.drain_until = None;
-        mem::take(&mut self.halted)
+        let orders = self.orders.take().unwrap_or_default();
+        if orders.next_target.is_some() || orders.idle_after.is_some() {
+            let lasting = self.orders.make();
+            lasting.next_target = orders.next_target;
+            lasting.idle_after = orders.idle_after;
+        }
+        Settled {
+            halted: orders.halted,
+            reloads: orders.reloads,
+            _stale: orders.distrusted,
+        }
+    }
+}
+
+/// Orders that an owner has done with.
+pub(crate) struct Settled<T> {
+    pub(crate) halted: Vec<oneshot::Sender<()>>,
+    pub(crate) reloads: VecDeque<Reload<T>>,
+    _stale: Option<(u64, Error)>,
+}
+
+impl<T> Settled<T> {
+    /// Tells those who ordered a halt.
+    pub(crate) fn tell_halted(&mut self) {
+        for done in self.halted.drain(..) {
+            let _ = done.send(());
+        }
     }
 }

@@ -21,6 +21,7 @@ pub(crate) mod desk;
 pub(crate) mod ending;
 pub(crate) mod entrance;
 pub(crate) mod instance;
+pub(crate) mod lobby;
 pub(crate) mod maker;
 pub(crate) mod owner;
 mod reload;

@@ -1,7 +1,7 @@
 //! The owner's story: one async function, from the first start to the last stop.
 
 use std::{
-    mem,
+    future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{Arc, PoisonError},
@@ -80,32 +80,46 @@ where
     }
 
     /// The story.
-    pub(crate) async fn run(mut self) {
-        loop {
-            if let Some((lender, own)) = self.start().await {
-                self.publish(lender, own);
-                let end = self.live().await;
-                self.unpublish(&end);
-                self.end(end).await;
-            }
+    ///
+    /// What takes a moment stands in a box while it lasts, so that what lasts for hours, being idle, keeps
+    /// no room for it.
+    #[expect(clippy::manual_async_fn, reason = "it would keep the owner twice")]
+    pub(crate) fn run(mut self) -> impl Future<Output = ()> + Send {
+        async move {
             loop {
-                match self.next() {
-                    Next::Start => break,
-                    Next::StartAfter(pause) => {
-                        if self.pause(pause).await {
-                            break;
+                if Box::pin(self.come_up()).await {
+                    let end = self.live().await;
+                    self.unpublish(&end);
+                    Box::pin(self.end(end)).await;
+                }
+                loop {
+                    match self.next() {
+                        Next::Start => break,
+                        Next::StartAfter(pause) => {
+                            if Box::pin(self.pause(pause)).await {
+                                break;
+                            }
                         }
-                    }
-                    Next::Rest => {
-                        self.core.rests();
-                        return;
+                        Next::Rest => {
+                            self.core.rests();
+                            return;
+                        }
                     }
                 }
             }
         }
     }
 
-    // ===== Starting → Running =====
+    // ===== Stopped → Starting → Running =====
+
+    /// True if an instance runs now.
+    async fn come_up(&mut self) -> bool {
+        let Some((lender, own)) = self.start().await else {
+            return false;
+        };
+        self.publish(lender, own);
+        true
+    }
 
     /// Publishes the instance, once everybody who waits has a lease of it.
     ///
@@ -120,26 +134,27 @@ where
         let mut leases = Vec::new();
         loop {
             let mut desk = lock(&core.desk);
-            let told = desk.hand_out(instance.generation, &mut leases);
-            let more = desk.waiting_for(instance.generation);
+            let told = desk.lobby.hand_out(instance.generation, &mut leases);
+            let more = desk.lobby.waiting_for(instance.generation);
             if more == 0 {
                 desk.generation = instance.generation;
-                desk.counts.starts += 1;
-                desk.counts.restarts += u64::from(self.restarting);
-                desk.history.started();
                 let took = now.saturating_duration_since(desk.since);
                 // A reload tells of its own.
                 let times = self.current.is_none().then(|| StartTimes {
                     took,
                     waited: desk.course.take().map_or(Duration::ZERO, |it| it.waited()),
                 });
-                desk.last_start = times.or(desk.last_start);
+                let past = desk.past.make();
+                past.counts.starts += 1;
+                past.counts.restarts += u64::from(self.restarting);
+                past.history.started();
+                past.last_start = times.or(past.last_start);
                 let shown = desk.enter(State::Running, now);
                 let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
                 let old = slot.replace(lender);
                 drop(slot);
                 // An order that comes now finds the instance in the slot.
-                let idle_after = desk.idle_after;
+                let idle_after = desk.idle_after();
                 drop(desk);
                 drop(old);
                 if let Some(bound) = idle_after {
@@ -147,7 +162,7 @@ where
                 }
                 if let Some(times) = times {
                     let StartTimes { took, waited } = times;
-                    events::ready(&core.config.name, instance.generation, took, waited);
+                    events::ready(&core.name, instance.generation, took, waited);
                 }
                 told.wake();
                 shown.wake();
@@ -160,8 +175,8 @@ where
                     Ok(lease) => leases.push(lease),
                     // As on the way of a call: whose lease it is has the panic.
                     Err(error) => {
-                        let error = error.of(core.config.name.clone());
-                        let told = lock(&core.desk).tell_one(instance.generation, error);
+                        let error = error.of(core.name.clone());
+                        let told = lock(&core.desk).lobby.tell_one(instance.generation, error);
                         told.wake();
                     }
                 }
@@ -194,7 +209,7 @@ where
                         Look::Act(Told::Halt)
                     } else if let Some(error) = desk.take_distrust(generation) {
                         Look::Act(Told::Distrust(error))
-                    } else if let Some(reload) = desk.reloads.pop_front() {
+                    } else if let Some(reload) = desk.next_reload() {
                         Look::Act(Told::Reload(reload))
                     } else {
                         Look::GoOn(None)
@@ -206,7 +221,7 @@ where
                     Either::Act(Told::Halt) => return End::Halted,
                     Either::Act(Told::Distrust(error)) => return End::Died(Some(error)),
                     Either::Act(Told::Reload(reload)) => {
-                        match self.reload(reload, retired.as_mut()).await {
+                        match Box::pin(self.reload(reload, retired.as_mut())).await {
                             Reloaded::New => break,
                             Reloaded::Unchanged => {}
                             Reloaded::Over(end) => return end,
@@ -284,7 +299,7 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
             let why: BoxError = "the executor dropped the task that owned it".into();
             Error::new(ErrorKind::ShutDown).because(why)
         }
-        .of(core.config.name.clone());
+        .of(core.name.clone());
         let mut desk = lock(&core.desk);
         let generation = desk.generation + u64::from(desk.state == State::Starting);
         let shown = desk.enter(State::Stopping, core.runtime.now());
@@ -301,18 +316,17 @@ impl<T: Clone + Send + 'static, B: Backend> Drop for Owner<T, B> {
         let _ = discard(held);
         let mut desk = lock(&core.desk);
         let mut told = desk.enter(State::Stopped, core.runtime.now());
-        told.extend(desk.tell(&error, |_| true));
+        told.extend(desk.lobby.tell(&error, |_| true));
         desk.supply = Some(supply);
-        let halted = desk.halt_done();
-        let reloads = mem::take(&mut desk.reloads);
+        let settled = desk.settle();
         let owner = desk.owner.take();
         drop(desk);
-        drop((owner, reloads, halted));
+        drop((owner, settled));
         told.wake();
         core.rests();
         // Whoever is told may be what panicked.
         if !thread::panicking() {
-            events::lost(&core.config.name, generation, &error);
+            events::lost(&core.name, generation, &error);
         }
     }
 }

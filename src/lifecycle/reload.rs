@@ -50,7 +50,7 @@ where
         let old = self.current.clone().expect("it was published");
         let Reload { target, done } = reload;
         let answer = |result: Result<(), Error>| {
-            let name = core.config.name.clone();
+            let name = core.name.clone();
             drop(done.send(result.map_err(|error| error.of(name))));
         };
         // Orders, and whatever ends the old one, go before.
@@ -132,8 +132,8 @@ where
                 }
                 let generation = lender.instance.generation;
                 self.publish(lender, own);
-                lock(&core.desk).counts.reloads += 1;
-                events::reloaded(&core.config.name, generation);
+                lock(&core.desk).past.make().counts.reloads += 1;
+                events::reloaded(&core.name, generation);
                 drop(held);
                 self.beside = Some(Box::pin(replaced(core.clone(), old)));
                 answer(Ok(()));
@@ -199,7 +199,7 @@ where
     let (begun, generation) = (core.runtime.now(), old.generation);
     if let Some(way) = stopped(&core, old).await {
         let took = core.runtime.now().saturating_duration_since(begun);
-        events::stopped(&core.config.name, generation, took, way.as_str());
+        events::stopped(&core.name, generation, took, way.as_str());
     }
 }
 
@@ -209,13 +209,13 @@ where
     T: Clone + Send + 'static,
     B: Backend,
 {
-    let (name, generation) = (&core.config.name, instance.generation);
+    let (name, generation) = (&core.name, instance.generation);
     match ending::stop(&core.runtime, instance, core.config.stop_timeout).await {
         Ok(ended) => Some(ended.way),
         Err(error) => {
             let error = error.of(name.clone());
             events::stop_failed(name, generation, &error);
-            let old = lock(&core.desk).last_error.replace(error);
+            let old = lock(&core.desk).set_last_error(error);
             drop(old);
             None
         }

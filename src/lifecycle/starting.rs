@@ -42,15 +42,15 @@ where
         let urgency = if self.restarting {
             Urgency::Restart
         } else {
-            desk.urgency().unwrap_or_default()
+            desk.lobby.urgency().unwrap_or_default()
         };
         // One wait per start, begun with the first who waits, be it for the old one's end.
-        let began = desk.waiting_since.unwrap_or(now);
-        let target = desk.next_target.take();
+        let began = desk.lobby.since().unwrap_or(now);
+        let target = desk.take_next_target();
         let told = desk.enter(State::Starting, now);
         let generation = desk.generation + 1;
         drop(desk);
-        let name = &self.core.config.name;
+        let name = &self.core.name;
         let starting = Standing::starting(name);
         events::starting(name, generation);
         told.wake();
@@ -145,7 +145,7 @@ where
     ) -> Result<Made<B>, (Arc<Instance<B>>, Error)> {
         let core = &*self.core;
         let generation = lock(&core.desk).generation + 1;
-        let name = core.config.name.clone();
+        let name = core.name.clone();
         let instance = Instance::new(backend, generation, start, &core.runtime, name);
         let lender = Lender::new(instance);
         match lend(&lender) {
@@ -157,38 +157,35 @@ where
     /// Starting → Stopped or BackingOff.
     fn failed(&mut self, error: Error, urgency: Urgency) {
         let core = &*self.core;
-        let error = error.of(core.config.name.clone());
+        let error = error.of(core.name.clone());
         let now = core.runtime.now();
         let mut desk = lock(&core.desk);
         let mut told;
         if error.is_refusal() {
             // A start that may take free room only speaks for those who asked for such a one.
-            told = desk.tell(&error, |asked| {
+            told = desk.lobby.tell(&error, |asked| {
                 asked == urgency || urgency != Urgency::FreeOnly
             });
             if self.restarting {
-                desk.history.restart_refused();
+                desk.past.make().history.restart_refused();
             }
         } else {
-            let seed = (
-                core.config.name.clone(),
-                desk.generation,
-                desk.counts.starts,
-            );
-            desk.history.start_failed(&core.config.policy, now, seed);
+            let seed = (core.name.clone(), desk.generation, desk.starts());
+            let history = &mut desk.past.make().history;
+            history.start_failed(&core.config.policy, now, seed);
             told = desk.enter(State::BackingOff, now);
-            told.extend(desk.tell(&error, |_| true));
+            told.extend(desk.lobby.tell(&error, |_| true));
         }
-        let window = desk.history.check(&core.config.policy, now).err();
-        let old = desk.last_error.replace(error.clone());
+        let window = desk.check(&core.config.policy, now).err();
+        let old = desk.set_last_error(error.clone());
         drop(desk);
         drop(old);
         if error.is_refusal() {
-            events::start_refused(&core.config.name, &error);
+            events::start_refused(&core.name, &error);
         } else {
-            events::start_failed(&core.config.name, &error);
+            events::start_failed(&core.name, &error);
             if let Some(window) = window {
-                events::backing_off(&core.config.name, window.left);
+                events::backing_off(&core.name, window.left);
             }
         }
         told.wake();
@@ -197,7 +194,7 @@ where
     /// The start was left before its end.
     fn dropped(&self, reason: &'static str) {
         let generation = lock(&self.core.desk).generation + 1;
-        events::start_dropped(&self.core.config.name, generation, reason);
+        events::start_dropped(&self.core.name, generation, reason);
     }
 
     /// A halt met a start: those who waited for it are told, unless it goes up again at once.
@@ -205,8 +202,8 @@ where
         let mut desk = lock(&self.core.desk);
         let told = match desk.why_down() {
             Some(kind) => {
-                let error = Error::new(kind).of(self.core.config.name.clone());
-                desk.tell(&error, |_| true)
+                let error = Error::new(kind).of(self.core.name.clone());
+                desk.lobby.tell(&error, |_| true)
             }
             None => WakeList::default(),
         };
@@ -221,7 +218,7 @@ pub(super) fn intent<T, B: Backend>(
     replaces: Option<StartId>,
 ) -> Intent {
     Intent {
-        name: core.config.name.clone(),
+        name: core.name.clone(),
         urgency,
         start: StartId::next(),
         replaces,

@@ -70,19 +70,21 @@ where
         let (mut old_error, mut old_for) = (None, None);
         match end {
             End::Died(error) => {
-                desk.counts.crashes += 1;
-                desk.history.crashed(&core.config.policy, now, lived);
+                let past = desk.past.make();
+                past.counts.crashes += 1;
+                past.history.crashed(&core.config.policy, now, lived);
                 let error = error.clone().unwrap_or_else(|| Error::new(ErrorKind::Died));
-                old_error = desk.last_error.replace(error.of(core.config.name.clone()));
+                old_error = desk.set_last_error(error.of(core.name.clone()));
                 self.restarting = desk.keep_running;
             }
             End::Evicted(why) => {
-                desk.counts.evictions += 1;
-                desk.last_eviction = Some(*why);
-                old_for = mem::replace(&mut desk.evicted_for, room_for.clone());
-                desk.history.good_life();
+                let past = desk.past.make();
+                past.counts.evictions += 1;
+                past.last_eviction = Some(*why);
+                old_for = mem::replace(&mut past.evicted_for, room_for.clone());
+                past.history.good_life();
             }
-            End::Halted => desk.history.good_life(),
+            End::Halted => desk.past.make().history.good_life(),
         }
         let told = desk.enter(State::Stopping, now);
         let mut slot = core.slot.write().unwrap_or_else(PoisonError::into_inner);
@@ -90,13 +92,13 @@ where
         drop(slot);
         // A restart has a pause of its own.
         let window = match end {
-            End::Died(_) if !self.restarting => desk.history.check(&core.config.policy, now).err(),
+            End::Died(_) if !self.restarting => desk.check(&core.config.policy, now).err(),
             _ => None,
         };
         drop(desk);
         drop(instance);
         drop((old_error, old_for));
-        let name = &core.config.name;
+        let name = &core.name;
         end.tell(name, generation, lived, &usage);
         if let Some(window) = window {
             events::backing_off(name, window.left);
@@ -124,7 +126,7 @@ where
         if let Some(way) = self.discard(instance).await {
             let took = core.runtime.now().saturating_duration_since(begun);
             let way = if died { "died" } else { way.as_str() };
-            events::stopped(&core.config.name, generation, took, way);
+            events::stopped(&core.name, generation, took, way);
         }
         if let Some(last) = self.beside.take() {
             self.attend_waiters(last).await;
@@ -148,9 +150,9 @@ where
             Ok(ended) => return Some(ended.way),
             Err(error) => error,
         };
-        let error = error.of(core.config.name.clone());
-        events::stop_failed(&core.config.name, generation, &error);
-        let old = lock(&core.desk).last_error.replace(error);
+        let error = error.of(core.name.clone());
+        events::stop_failed(&core.name, generation, &error);
+        let old = lock(&core.desk).set_last_error(error);
         drop(old);
         None
     }
@@ -162,13 +164,15 @@ where
             clock: Clock::StartTimeout,
             after: core.config.start_timeout.unwrap_or_default(),
         })
-        .of(core.config.name.clone());
+        .of(core.name.clone());
         let mut work = pin!(work);
         loop {
             let looked = attend(&core, &mut self.beside, work.as_mut(), |desk, now| {
-                let since = desk.waiting_since;
+                let since = desk.lobby.since();
                 match since.and_then(|since| core.start_deadline(since)) {
-                    Some(deadline) if deadline <= now => Look::Act(desk.tell(&late, |_| true)),
+                    Some(deadline) if deadline <= now => {
+                        Look::Act(desk.lobby.tell(&late, |_| true))
+                    }
                     deadline => Look::GoOn(deadline),
                 }
             })
@@ -191,22 +195,20 @@ where
         let again = desk.halt == Some(Halt::Restart) && desk.why_down().is_none();
         desk.cancelled &= !again;
         if let Some(kind) = desk.why_down().filter(|_| desk.is_held_down()) {
-            let error = Error::new(kind).of(core.config.name.clone());
-            told.extend(desk.tell(&error, |_| true));
+            let error = Error::new(kind).of(core.name.clone());
+            told.extend(desk.lobby.tell(&error, |_| true));
         }
         if desk.must_stop() {
             self.restarting = false;
         }
-        let halted = desk.halt_done();
-        let reloads = mem::take(&mut desk.reloads);
-        let stale = desk.distrusted.take();
+        let mut settled = desk.settle();
         let mut next = Next::Rest;
-        if desk.waiting() > 0 || again {
-            match desk.history.check(policy, now) {
+        if desk.lobby.waiting() > 0 || again {
+            match desk.check(policy, now) {
                 Ok(()) => next = Next::Start,
                 Err(not_yet) => {
-                    let error = desk.refused(not_yet).of(core.config.name.clone());
-                    told.extend(desk.tell(&error, |_| true));
+                    let error = desk.refused(not_yet).of(core.name.clone());
+                    told.extend(desk.lobby.tell(&error, |_| true));
                 }
             }
         }
@@ -214,12 +216,9 @@ where
         let room = self.room.take_if(|_| !restarting);
         let mut pause = None;
         if matches!(next, Next::Rest) && restarting {
-            let seed = (
-                core.config.name.clone(),
-                desk.generation,
-                desk.counts.starts,
-            );
-            let after = desk.history.restart_after(policy, now, seed);
+            let seed = (core.name.clone(), desk.generation, desk.starts());
+            let history = &desk.past.make().history;
+            let after = history.restart_after(policy, now, seed);
             pause = Some(after).filter(|after| !after.is_zero());
             next = Next::StartAfter(after);
         }
@@ -237,17 +236,15 @@ where
         }
         drop(desk);
         if let Some(pause) = pause {
-            events::backing_off(&core.config.name, pause);
+            events::backing_off(&core.name, pause);
         }
         told.wake();
-        drop((stale, room));
-        for done in halted {
-            let _ = done.send(());
-        }
+        drop(room);
+        settled.tell_halted();
         // Nothing runs that could be replaced: they find the next start as they want it.
-        for reload in reloads {
+        for reload in settled.reloads {
             if let Some(target) = reload.target {
-                let old = lock(&core.desk).next_target.replace(target);
+                let old = lock(&core.desk).orders.make().next_target.replace(target);
                 drop(old);
             }
             drop(reload.done.send(Ok(())));
@@ -260,13 +257,13 @@ where
     pub(super) async fn pause(&mut self, pause: Duration) -> bool {
         let core = self.core.clone();
         let until = core.runtime.now().checked_add(pause);
-        let resets = lock(&core.desk).history.resets();
+        let resets = lock(&core.desk).resets();
         let looked = attend(&core, &mut self.beside, pending::<()>(), |desk, now| {
-            if desk.must_stop() || !desk.keep_running || desk.waiting() > 0 {
+            if desk.must_stop() || !desk.keep_running || desk.lobby.waiting() > 0 {
                 Look::Act(false)
             } else if until.is_some_and(|until| until <= now) {
                 Look::Act(true)
-            } else if desk.history.resets() != resets {
+            } else if desk.resets() != resets {
                 Look::Act(false)
             } else {
                 Look::GoOn(until)

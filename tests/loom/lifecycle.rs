@@ -139,17 +139,14 @@ impl Service<()> for MakeCounted {
 
 fn door<B: Backend>(ground: &Arc<Ground>, maker: Box<dyn Make<(), B>>) -> Arc<Door<(), B>> {
     let config = Config {
-        name: "model".into(),
-        policy: Default::default(),
-        start_timeout: None,
         drain_timeout: Duration::from_secs(3600),
-        stop_timeout: None,
         max_callers: usize::MAX,
         cancel: true,
-        keep_running: false,
+        ..Config::default()
     };
     let supply = Supply { maker, target: () };
-    Door::open(ground.host.runtime(), config, supply, None)
+    let runtime = ground.host.runtime();
+    Door::open(runtime, "model".into(), Arc::new(config), supply, None)
 }
 
 fn plain(ground: &Arc<Ground>) -> Arc<Door<(), Real>> {

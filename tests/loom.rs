@@ -1,6 +1,6 @@
 //! The places where interleavings are decided, run by loom through all of them.
 //!
-//! `RUSTFLAGS='--cfg on_demand_loom' LOOM_MAX_PREEMPTIONS=2 cargo test --release --test loom`; without that
+//! `RUSTFLAGS='--cfg on_demand_loom' cargo test --release --test loom`; without that
 //! flag there is nothing in here, and with it nothing in the library: the modules under test are compiled
 //! into this file, over loom's locks and atomics.
 #![cfg(on_demand_loom)]

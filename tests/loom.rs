@@ -18,7 +18,7 @@ mod backend;
 mod busy;
 #[path = "../src/clock.rs"]
 mod clock;
-#[path = "../src/error.rs"]
+#[path = "../src/error/mod.rs"]
 mod error;
 #[path = "../src/events.rs"]
 mod events;

@@ -36,6 +36,37 @@ impl<T> Slot<T> {
     }
 }
 
+/// The same for what is boxed, in one atomic step and not two.
+#[cfg(all(feature = "coalesce", not(on_demand_loom)))]
+pub(crate) struct BoxSlot<T>(atomicbox::AtomicOptionBox<T>);
+
+#[cfg(all(feature = "coalesce", not(on_demand_loom)))]
+impl<T> BoxSlot<T> {
+    pub(crate) const fn empty() -> Self {
+        Self(atomicbox::AtomicOptionBox::none())
+    }
+
+    /// Exchanges what is in it. Each sees what was before the exchanges before it.
+    #[inline]
+    pub(crate) fn swap(&self, value: Option<Box<T>>) -> Option<Box<T>> {
+        self.0.swap(value, atomic::Ordering::AcqRel)
+    }
+}
+
+#[cfg(on_demand_loom)]
+pub(crate) struct BoxSlot<T>(Slot<Box<T>>);
+
+#[cfg(on_demand_loom)]
+impl<T> BoxSlot<T> {
+    pub(crate) fn empty() -> Self {
+        Self(Slot::new(None))
+    }
+
+    pub(crate) fn swap(&self, value: Option<Box<T>>) -> Option<Box<T>> {
+        self.0.swap(value)
+    }
+}
+
 /// Locks, whoever panicked before: no user code runs under a lock of this crate, so what a
 /// poisoned lock protects is whole.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

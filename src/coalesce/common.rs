@@ -13,11 +13,12 @@ use hyper::rt::Sleep;
 use tower_service::Service;
 
 use super::{
+    anchor::{Anchor, Anchors},
     flight::{Flight, Home, Keep, Lost, Name, Outcome, Whose},
     lasting::{Lasts, Tying},
     linger::Linger,
     polling::Mark,
-    shards::{Entered, Space},
+    shards::{Entered, Padded, Space},
     share::Share,
     task::Task,
     work::Work,
@@ -47,14 +48,16 @@ pub(super) struct MaxWait {
 /// `Layer::layer`, where the bounds stand. (A bound on an `impl Service` that a type of borrowed or
 /// boxed errors meets for one lifetime only is not met by a future that is spawned.)
 ///
-/// On cache lines of its own: the count of its `Arc` changes with each call, and this is only read.
+/// On cache lines of its own, since this is only read.
 #[repr(align(128))]
 pub(super) struct Common<S, I, Req, P, D>
 where
     S: Service<Req>,
     I: Identity<Req>,
 {
-    pub(super) space: Space<Arc<Self>>,
+    pub(super) space: Space<Arc<Anchor<Self>>>,
+    /// What keeps all this.
+    pub(super) anchors: Anchors<Self>,
     pub(super) hasher: DefaultHashBuilder,
     pub(super) identity: I,
     pub(super) policy: P,
@@ -64,12 +67,12 @@ where
     pub(super) max_wait: Option<MaxWait>,
     /// Somebody has a handle.
     pub(super) observed: bool,
-    /// Calls that passed by, counted if somebody may ask.
-    pub(super) passed: AtomicU64,
+    /// Calls that passed by, counted if somebody may ask. Apart from what is only read.
+    pub(super) passed: Padded<AtomicU64>,
 }
 
 /// A handle on it, which is what keeps the table alive.
-pub(super) type Here<S, I, Req, P, D> = Arc<Common<S, I, Req, P, D>>;
+pub(super) type Here<S, I, Req, P, D> = Arc<Anchor<Common<S, I, Req, P, D>>>;
 
 /// Hands a flight to the runtime.
 pub(super) type Launch<S, I, Req, P, D> = fn(&D, Task<S, I, Req, P, D>);
@@ -137,7 +140,7 @@ pub(crate) struct Passage {
     pub(crate) led: bool,
 }
 
-impl<S, I, Req, P, D> Home for Arc<Common<S, I, Req, P, D>>
+impl<S, I, Req, P, D> Home for Here<S, I, Req, P, D>
 where
     S: Service<Req>,
     I: Identity<Req>,
@@ -207,7 +210,7 @@ where
     }
 
     /// When one who joins this flight is to lead another.
-    pub(super) fn timer(&self, flight: &Flight<Arc<Self>>) -> Option<Pin<Box<dyn Sleep>>> {
+    pub(super) fn timer(&self, flight: &Flight<Arc<Anchor<Self>>>) -> Option<Pin<Box<dyn Sleep>>> {
         let wait = self.max_wait.as_ref();
         let wait = wait.filter(|_| !flight.is_replacement())?;
         Some(wait.runtime.sleep(wait.after))
@@ -216,13 +219,32 @@ where
     #[inline]
     pub(super) fn passed_by(&self) {
         if self.observed {
-            self.passed.fetch_add(1, Ordering::Relaxed);
+            self.passed.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[inline]
     pub(super) fn hash(&self, key: &I::Key) -> u64 {
         self.hasher.hash_one(key)
+    }
+
+    /// How long what lands now lingers.
+    pub(super) fn keep(&self, flight: Name, weight: u64) -> Option<Keep> {
+        let linger = self.linger.as_ref()?;
+        let until = linger.keep(flight, weight, |old| self.space.keep_on(old, None));
+        until.map(Keep::Until)
+    }
+}
+
+impl<S, I, Req, P, D> Anchor<Common<S, I, Req, P, D>>
+where
+    S: Service<Req>,
+    I: Identity<Req>,
+{
+    /// For another handle.
+    #[inline]
+    pub(super) fn here(self: &Arc<Self>) -> Arc<Self> {
+        self.near(|common| &common.anchors)
     }
 
     /// Joins the flight of `key`, or leads one. What of `seed` is left was not needed.
@@ -294,13 +316,6 @@ where
             whose,
             keep,
         }
-    }
-
-    /// How long what lands now lingers.
-    pub(super) fn keep(&self, flight: Name, weight: u64) -> Option<Keep> {
-        let linger = self.linger.as_ref()?;
-        let until = linger.keep(flight, weight, |old| self.space.keep_on(old, None));
-        until.map(Keep::Until)
     }
 }
 

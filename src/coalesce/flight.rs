@@ -49,7 +49,7 @@ use super::{
 };
 use crate::{
     sync::{
-        Arc, Mutex, Slot,
+        Arc, BoxSlot, Mutex, Slot,
         atomic::{AtomicBool, Ordering},
         lock,
     },
@@ -151,7 +151,7 @@ pub(crate) struct Flight<H: Home> {
     /// Of `signal`.
     pub(super) waker: Waker,
     /// Since it landed; out while it is lent.
-    pub(super) value: Slot<Box<H::Value>>,
+    pub(super) value: BoxSlot<H::Value>,
     /// Somebody found the value lent.
     pub(super) wanted: AtomicBool,
     /// Out while it is polled; never here if a task has it.
@@ -202,7 +202,7 @@ impl<H: Home> Flight<H> {
             abandoned: AtomicBool::new(false),
             waker: Waker::from(signal.clone()),
             signal,
-            value: Slot::new(None),
+            value: BoxSlot::empty(),
             wanted: AtomicBool::new(false),
             work: Slot::new(from.work),
             home: match home.space().limits.keeps {

@@ -156,7 +156,7 @@ where
         Statistics {
             led: standing.counts.led,
             joined: standing.counts.joined,
-            passed_by: self.passed.load(Ordering::Relaxed),
+            passed_by: self.passed.0.load(Ordering::Relaxed),
             left_early: standing.counts.left,
             in_flight: standing.running,
             waiting: standing.waiting,

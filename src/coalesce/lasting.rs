@@ -104,7 +104,7 @@ where
     P: Send + Sync + 'static,
     D: Send + Sync + 'static,
 {
-    let common = Arc::downgrade(common);
+    let common = Arc::downgrade(common.kept());
     Arc::new(Tied { common, flight })
 }
 

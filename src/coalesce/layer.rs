@@ -12,13 +12,14 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
+    anchor::{Anchor, Anchors},
     common::{Common, Here, Manner, MaxWait, Passage, Rules},
     handle::Hub,
     lasting::Tying,
     linger::{Linger, LingerLimits},
     policy::{Policy, ShareAll},
     service::Coalesce,
-    shards::{Limits, Space},
+    shards::{Limits, Padded, Space},
     share::Share,
     task::{ByCallers, Drive, Task},
 };
@@ -173,8 +174,10 @@ where
             lasting: D::TASKS,
             keeps: options.linger.is_some() || self.lasting.is_some(),
         };
+        let threads = available_parallelism().map_or(1, usize::from);
         let common = Arc::new(Common {
-            space: Space::new(shards(), limits),
+            space: Space::new(shards(threads), limits),
+            anchors: Anchors::new(),
             hasher: DefaultHashBuilder::default(),
             identity: self.identity.clone(),
             policy: self.policy.clone(),
@@ -199,8 +202,9 @@ where
                 .map(|(runtime, after)| Linger::new(runtime, after, options.linger_limits)),
             max_wait: options.max_wait.clone(),
             observed: self.hub.is_some(),
-            passed: AtomicU64::new(0),
+            passed: Padded(AtomicU64::new(0)),
         });
+        let common = Anchor::first(common, anchors(threads), |common| &common.anchors);
         if let (Some(hub), Some(attach)) = (&self.hub, self.attach) {
             attach(hub, &common);
         }
@@ -209,9 +213,13 @@ where
 }
 
 /// Enough that two threads rarely meet.
-fn shards() -> usize {
-    let threads = available_parallelism().map_or(1, usize::from);
-    (4 * threads).clamp(8, 256)
+fn shards(threads: usize) -> usize {
+    (16 * threads).clamp(16, 1024)
+}
+
+/// One for each thread that is likely to call.
+fn anchors(threads: usize) -> usize {
+    (2 * threads).clamp(4, 128)
 }
 
 impl<I, Req, S, P, D> Layer<S> for CoalesceLayer<I, Req, S, P, D>

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::flight::Name;
+use super::{flight::Name, shards::Padded};
 use crate::{
     Runtime,
     sync::{Mutex, lock},
@@ -20,7 +20,8 @@ pub(super) struct Linger {
     runtime: Runtime,
     after: Duration,
     limits: LingerLimits,
-    kept: Mutex<Kept>,
+    /// Apart from what is only read.
+    kept: Padded<Mutex<Kept>>,
 }
 
 /// How much lingers at most.
@@ -50,7 +51,7 @@ impl Linger {
             runtime,
             after,
             limits,
-            kept: Mutex::default(),
+            kept: Padded(Mutex::default()),
         }
     }
 
@@ -64,7 +65,7 @@ impl Linger {
         let until = now + self.after;
         let mut expired = Vec::new();
         let keep = {
-            let mut kept = lock(&self.kept);
+            let mut kept = lock(&self.kept.0);
             while kept.flights.front().is_some_and(|first| first.until <= now) {
                 if let Some(first) = kept.flights.pop_front() {
                     kept.weight -= first.weight;

@@ -1,5 +1,6 @@
 //! Callers with the same identity share one call in flight: [`CoalesceLayer`].
 
+mod anchor;
 mod caller;
 mod common;
 mod driving;

@@ -67,7 +67,7 @@ impl<H: Home> Space<H> {
         };
         if let Some(flight) = successor.clone().filter(|flight| !flight.is_abandoned()) {
             if let Some(entry) = shard.table.find(flight.name()) {
-                entry.callers += usize::from(entry.is_flying());
+                entry.callers += u32::from(entry.is_flying());
             }
             shard.counts.joined += 1;
             drop(guard);
@@ -159,7 +159,7 @@ impl<H: Home> Space<H> {
         };
         let mut shard = self.shard(hash);
         match shard.table.find(flight.name()) {
-            Some(entry) if entry.is_flying() => entry.callers,
+            Some(entry) if entry.is_flying() => entry.callers as usize,
             _ => 0,
         }
     }
@@ -171,11 +171,11 @@ impl<H: Home> Space<H> {
             sum.counts.led += shard.counts.led;
             sum.counts.joined += shard.counts.joined;
             sum.counts.left += shard.counts.left;
-            sum.running += shard.running;
+            sum.running += shard.running as usize;
             sum.entries += shard.table.len();
             for entry in shard.table.iter_mut() {
                 match entry.phase {
-                    Phase::Open | Phase::Closed => sum.waiting += entry.callers,
+                    Phase::Open | Phase::Closed => sum.waiting += entry.callers as usize,
                     Phase::Kept => sum.kept += 1,
                     Phase::Owed => {}
                 }

@@ -57,7 +57,7 @@ where
 {
     #[inline]
     fn clone(&self) -> Self {
-        Self::new(self.inner.clone(), self.common.clone())
+        Self::new(self.inner.clone(), self.common.here())
     }
 }
 

@@ -32,8 +32,8 @@ use crate::{
 pub(crate) struct Space<H: Home> {
     pub(super) shards: Box<[Padded<Mutex<Shard<H>>>]>,
     pub(super) limits: Limits,
-    /// Flights in existence, counted only if they are limited.
-    flights: AtomicUsize,
+    /// Flights in existence, counted only if they are limited. Apart from what is only read.
+    flights: Padded<AtomicUsize>,
     /// Those who wait for the end of all flights.
     pub(super) ending: Mutex<Wakers>,
 }
@@ -50,6 +50,8 @@ pub(crate) struct Limits {
     pub(crate) keeps: bool,
 }
 
+/// On cache lines of its own.
+#[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Padded<T>(pub(super) T);
 
@@ -109,7 +111,7 @@ impl<H: Home> Space<H> {
                 .map(|index| Padded(Mutex::new(Shard::new(index, shards))))
                 .collect(),
             limits,
-            flights: AtomicUsize::new(0),
+            flights: Padded(AtomicUsize::new(0)),
             ending: Mutex::new(Wakers::default()),
         }
     }
@@ -135,6 +137,7 @@ impl<H: Home> Space<H> {
         let max = self.limits.max_flights;
         let one_more = |flights| (flights < max).then_some(flights + 1);
         self.flights
+            .0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
             .is_ok()
     }
@@ -149,7 +152,7 @@ impl<H: Home> Space<H> {
 
     fn count_out(&self, shut: bool) {
         if self.limits.max_flights != usize::MAX {
-            self.flights.fetch_sub(1, Ordering::Relaxed);
+            self.flights.0.fetch_sub(1, Ordering::Relaxed);
         }
         if shut {
             let wake = lock(&self.ending).take();
@@ -189,10 +192,10 @@ impl<H: Home> Space<H> {
             });
             if let Some(entry) = found {
                 let counted = entry.is_counted();
-                let full = counted && entry.callers > self.limits.max_joiners;
+                let full = counted && entry.callers as usize > self.limits.max_joiners;
                 let flight = entry.share(home);
                 if !full {
-                    entry.callers += usize::from(counted);
+                    entry.callers += u32::from(counted);
                     shard.counts.joined += 1;
                 }
                 drop(guard);

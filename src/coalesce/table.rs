@@ -14,24 +14,29 @@ const FEW: usize = 4;
 /// The bits of an id that say the place.
 const PLACES: u64 = 7;
 
+/// Two threads whose keys meet here hand each other every cache line that both write. So what each call
+/// writes stands in one, that of the lock, which takes the first eight of its 64 bytes, and the first
+/// entry begins the next.
+#[repr(C)]
 pub(crate) struct Shard<H: Home> {
-    pub(crate) table: Table<H>,
     /// Numbers of entries, which no other shard has.
     next: u64,
-    step: u64,
-    /// Flights in existence: led, and their work not dropped yet.
-    pub(crate) running: usize,
-    pub(crate) shut: bool,
     /// A box that held a work, for the next one.
     pub(crate) spare: Option<Parcel<H>>,
     pub(crate) counts: Counts,
+    /// Flights in existence: led, and their work not dropped yet.
+    pub(crate) running: u32,
+    step: u16,
+    pub(crate) shut: bool,
+    pub(crate) table: Table<H>,
 }
 
 /// Entries. Most shards have few of them, and finding one by its place costs nothing.
+#[repr(C)]
 pub(crate) struct Table<H: Home> {
-    few: [Option<Entry<H>>; FEW],
     /// A bit for each place that is taken.
     taken: u8,
+    few: [Option<Entry<H>>; FEW],
     /// All others, by hash.
     many: HashTable<Entry<H>>,
 }
@@ -46,7 +51,7 @@ pub(crate) struct Counts {
 
 pub(crate) struct Entry<H: Home> {
     pub(crate) name: Name,
-    pub(crate) callers: usize,
+    pub(crate) callers: u32,
     pub(crate) leader: Leader,
     pub(crate) phase: Phase,
     pub(crate) body: Body<H>,
@@ -176,8 +181,8 @@ impl<H: Home> Entry<H> {
 impl<H: Home> Table<H> {
     fn new() -> Self {
         Self {
-            few: [const { None }; FEW],
             taken: 0,
+            few: [const { None }; FEW],
             many: HashTable::new(),
         }
     }
@@ -293,20 +298,20 @@ impl<H: Home> Shard<H> {
     /// One of `step`.
     pub(crate) fn new(index: usize, step: usize) -> Self {
         Self {
-            table: Table::new(),
             next: index as u64,
-            step: step as u64,
-            running: 0,
-            shut: false,
             spare: None,
             counts: Counts::default(),
+            running: 0,
+            step: u16::try_from(step).expect("fewer shards than that"),
+            shut: false,
+            table: Table::new(),
         }
     }
 
     /// The name of the entry that is inserted next.
     #[inline]
     pub(crate) fn name(&mut self, hash: u64) -> Name {
-        self.next += self.step;
+        self.next += u64::from(self.step);
         let id = self.table.id(self.next);
         Name { hash, id }
     }

@@ -1,8 +1,9 @@
 //! Callers leave.
 
-use std::time::Duration;
+use std::{convert::Infallible, future::pending as never, sync::Arc, time::Duration};
 
-use tower_on_demand::{ErrorKind, test_util};
+use tower::{Layer, Service, service_fn};
+use tower_on_demand::{CoalesceLayer, ErrorKind, test_util};
 
 use crate::inner::{Inner, assert_empty, call, done, kind, pending, stack};
 
@@ -153,4 +154,44 @@ fn one_who_leaves_a_flight_that_has_landed_leaves_the_next_one_alone() {
     inner.answer(1);
     assert_eq!(done(&mut next).unwrap().call, 1);
     assert_empty(&handle);
+}
+
+/// Handles and calls of other threads count the table apart, and it goes with the last of all.
+#[test]
+fn the_table_goes_with_the_last_handle_or_call_of_whatever_thread() {
+    for layer_first in [true, false] {
+        let held = Arc::new(());
+        let of_identity = held.clone();
+        let layer = CoalesceLayer::new(move |n: &u32| {
+            let _ = &of_identity;
+            Some(*n)
+        });
+        let first = layer.layer(service_fn(|_: u32| never::<Result<u32, Infallible>>()));
+        let mut layer = Some(layer);
+        if layer_first {
+            drop(layer.take());
+        }
+        let elsewhere = || {
+            std::thread::scope(|scope| {
+                let clone = scope.spawn(|| first.clone());
+                clone.join().expect("no panic")
+            })
+        };
+        let mut handles: Vec<_> = (0..20).map(|_| elsewhere()).collect();
+        drop(first);
+        let mut call = Box::pin(handles[3].call(7));
+        assert!(test_util::poll_once(&mut call).is_pending());
+        // They share the calls in flight, whatever they are counted by, and so do their clones.
+        let mut clone = handles[15].clone();
+        let mut joiner = Box::pin(clone.call(7));
+        assert!(test_util::poll_once(&mut joiner).is_pending());
+        assert!(format!("{joiner:?}").contains("joined"), "{joiner:?}");
+        drop((layer, clone, call));
+        while let Some(handle) = handles.pop() {
+            std::thread::spawn(move || drop(handle)).join().unwrap();
+            assert!(Arc::strong_count(&held) > 1);
+        }
+        drop(joiner);
+        assert_eq!(Arc::strong_count(&held), 1, "layer first: {layer_first}");
+    }
 }

@@ -94,6 +94,9 @@ impl Group {
     }
 
     /// One reading of every backend, oldest first.
+    ///
+    /// Backends of a `KeyedLayer` are here while there is anything of them: while they are used, run, or are kept from starting. With an
+    /// instance that was stopped for age goes its key, and with that its numbers; those of all time are the `metrics`.
     pub fn status(&self) -> Vec<Status> {
         let members = self.members();
         members.iter().map(|(_, member)| member.status()).collect()

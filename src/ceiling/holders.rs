@@ -79,7 +79,12 @@ pub(super) struct Holders {
     busy: BTreeSet<(u64, Id)>,
     used: u64,
     since: u128,
+    /// The last one that was taken.
+    offset: Option<i64>,
 }
+
+/// By how much readings of two clocks that go alike may differ: a coarse one stands still for some milliseconds.
+const JITTER: u64 = 20_000_000;
 
 impl Holder {
     /// When its last use ended, by the ceiling's clock.
@@ -142,7 +147,12 @@ impl Holders {
     pub(super) fn count(&mut self, id: Id, usage: Arc<Usage>, usage_now: u64, now: u64) {
         if let Some(holder) = self.all.get_mut(&id) {
             holder.usage = Some(usage);
-            holder.offset = now.wrapping_sub(usage_now) as i64;
+            // One offset for all that are stamped by the same clock, or of two that were used within its steps the later
+            // one might seem the colder.
+            let offset = now.wrapping_sub(usage_now) as i64;
+            let known = self.offset.filter(|known| known.abs_diff(offset) < JITTER);
+            holder.offset = known.unwrap_or(offset);
+            self.offset = Some(holder.offset);
             holder.fresh_until = now.saturating_add(holder.residency);
         }
     }

@@ -47,7 +47,8 @@ const LINGERING: usize = 1024;
 ///
 /// The calls in flight belong to the *layer*: all services made by one layer and its clones share
 /// them. (axum calls `layer()` once per connection; state per service would share nothing.) So a layer
-/// is for one type of service, which the compiler finds out by itself. Options come first: changing one
+/// is for one type of service, which the compiler finds out by itself, and for one backend: **in the stack of another a clone of it
+/// would give its callers this one's answers**, unless the key tells the two apart. Options come first: changing one
 /// afterwards begins a space of its own.
 ///
 /// ```

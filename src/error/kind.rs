@@ -28,7 +28,7 @@ pub enum ErrorKind {
         /// What it was set to.
         after: Duration,
     },
-    /// Starts failed lately; the next trial is due in [`Error::retry_after`]. The cause is the last failure.
+    /// Starts failed lately; the next trial is due in [`Error::retry_after`](super::Error::retry_after). The cause is the last failure.
     #[non_exhaustive]
     BackingOff {
         /// How many starts failed in a row, or how many crashes have spent the restart budget.
@@ -154,7 +154,10 @@ impl fmt::Display for ErrorKind {
             ),
             ErrorKind::StartFailed => f.write_str("could not be started"),
             ErrorKind::StartTimeout { clock, after } => {
-                write!(f, "{clock}: not ready after {after:?}")
+                write!(
+                    f,
+                    "not ready within {after:?}; if that is too short, raise `{clock}`"
+                )
             }
             ErrorKind::BackingOff { failures } => {
                 f.write_str("not tried: it has failed ")?;

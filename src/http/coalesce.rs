@@ -129,8 +129,44 @@ where
     /// # drop(service);
     /// # }
     /// ```
+    ///
+    /// What the key does not say is not told apart: see [what this layer sees](SameRequest#what-this-layer-sees).
     pub fn http() -> Self {
-        CoalesceLayer::new(SameRequest).rebuild(|_| ShareSafe, |driver| driver)
+        CoalesceLayer::http_by(SameRequest)
+    }
+}
+
+impl<I, Req, S, R> CoalesceLayer<I, Req, S, ShareSafe>
+where
+    I: Identity<Req>,
+    S: Service<Req, Response = Response<R>>,
+{
+    /// As [`http`](Self::http), by an identity of your own in place of [`SameRequest`]: what must be told
+    /// apart beside the request, which is a part of the key by [`RequestKey::of`].
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_on_demand::{CoalesceLayer, http::RequestKey};
+    /// # use http::Response;
+    /// # use tower::{ServiceBuilder, service_fn};
+    ///
+    /// /// Put into the request by what has taken the name out of its path.
+    /// #[derive(Clone, PartialEq, Eq, Hash)]
+    /// struct Tenant(String);
+    ///
+    /// let by_tenant = |request: &Request<String>| {
+    ///     let tenant = request.extensions().get::<Tenant>()?.clone();
+    ///     Some((tenant, RequestKey::of(request)?))
+    /// };
+    /// let layer = CoalesceLayer::http_by(by_tenant);
+    /// # let _ = ServiceBuilder::new().layer(layer).service(service_fn(|_: Request<String>| async {
+    /// #     Ok::<_, std::io::Error>(Response::new(String::new()))
+    /// # }));
+    /// ```
+    ///
+    /// [`RequestKey::of`]: super::RequestKey::of
+    pub fn http_by(identity: I) -> Self {
+        CoalesceLayer::new(identity).rebuild(|_| ShareSafe, |driver| driver)
     }
 }
 

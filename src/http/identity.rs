@@ -42,6 +42,16 @@ const PERSONAL: [HeaderName; 10] = [
 /// (`X-Api-Key`, an identity that a proxy in front has put into a header of its own), use an identity of
 /// your own that takes those headers into the key, or is `None` for such requests.
 ///
+/// # What this layer sees
+///
+/// The key is of the request *as it comes to `Coalesce`*. If something above has taken the backend's name out of its path,
+/// as axum's `Router::nest_service` does, two backends' requests look alike, and a caller of one would be given what the other
+/// answered. So:
+///
+/// - what strips or rewrites the path stands *below* `Coalesce` (in axum: `Router::route_service`, which leaves the path as it is),
+/// - or what tells the backends apart is in the key: [`CoalesceLayer::http_by`](crate::CoalesceLayer::http_by),
+/// - or each backend has a `CoalesceLayer` of its own, and not a clone of one that another has: clones share their calls in flight.
+///
 /// ```
 /// use http::Request;
 /// use tower_on_demand::{Identity, http::SameRequest};

@@ -45,7 +45,7 @@
 //!     .layer(evictable.idle_after(Duration::from_secs(900)))
 //!     .service(Spawn::http());
 //!
-//! let app = axum::Router::new().nest_service("/files", files);
+//! let app = axum::Router::new().nest_service("/files", files); // the child gets `/a` of `/files/a`
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
 //! let stop = async { drop(tokio::signal::ctrl_c().await) };
 //! axum::serve(listener, app).with_graceful_shutdown(stop).await?;
@@ -53,6 +53,14 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! `with_graceful_shutdown` waits for the calls in flight without a bound, and the drain of `stopped` begins only then. Where clients hold
+//! streams, bound both, as the cookbook's "Deploy without losing a call" does.
+//!
+//! With `route_service("/files/{*path}", …)` the child gets the path as it came. With a
+#![cfg_attr(feature = "coalesce", doc = "[`CoalesceLayer`](crate::CoalesceLayer)")]
+#![cfg_attr(not(feature = "coalesce"), doc = "`CoalesceLayer`")]
+//! over several backends that is what you want, or they look alike to it.
 
 mod answer;
 mod body;

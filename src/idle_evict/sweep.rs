@@ -50,6 +50,9 @@ impl IdleEvict {
     /// [`UntilResponse`](crate::UntilResponse) for values, `http::UntilBodyEnd` for HTTP and gRPC. There
     /// is no default: the wrong one cuts streams.
     ///
+    /// Run what comes second, by [`run`](Self::run) or as a service: while nobody does, nothing is stopped for age. (Room for
+    /// others is made all the same.)
+    ///
     /// ```
     /// # #[cfg(feature = "tokio")]
     /// # async fn example() {

@@ -1,6 +1,7 @@
 //! `Spawn`: the maker of child processes.
 
 use std::{
+    error::Error as StdError,
     fmt,
     future::Future,
     pin::Pin,
@@ -11,7 +12,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 
 use super::{
-    Protocol, after,
+    Protocol,
+    address::Address,
+    after,
     child::{Order, gone_from},
     client::Client,
     command::Command,
@@ -20,7 +23,7 @@ use super::{
     watch::{NotReady, until_ready, watch},
 };
 use crate::{
-    error::{Clock, Error, ErrorKind},
+    error::{BoxError, Clock, Error, ErrorKind},
     target::{Room, current_room},
 };
 
@@ -200,9 +203,25 @@ async fn try_start(
                 after: command.ready_within,
             });
             Failure::Failed(told(match last {
-                Some(last) => timeout.because(last),
+                Some(last) => timeout.because(LastLook(process.address().clone(), last)),
                 None => timeout,
             }))
         }
     })
+}
+
+/// Why the last look at a child that was to get ready was in vain.
+#[derive(Debug)]
+struct LastLook(Address, BoxError);
+
+impl fmt::Display for LastLook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the last look at {}", self.0)
+    }
+}
+
+impl StdError for LastLook {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.1)
+    }
 }

@@ -32,6 +32,10 @@ pub(crate) struct Options {
 impl Host {
     pub(crate) fn new(seed: u64, limit: u64) -> Self {
         let (runtime, clock) = test_util::runtime(seed);
+        Self::on(runtime, clock, limit)
+    }
+
+    pub(crate) fn on(runtime: Runtime, clock: Clock, limit: u64) -> Self {
         let (evictable, idle_evict) = IdleEvict::pair(runtime.clone(), UntilResponse);
         Self {
             world: World::new(&runtime),

@@ -53,6 +53,32 @@ fn s08_an_instance_just_started_is_used_before_it_can_be_evicted() {
 }
 
 #[test]
+fn a_clock_with_coarse_steps_makes_nobody_seem_colder_than_who_was_used_before() {
+    let (runtime, clock) = tower_on_demand::test_util::runtime(1);
+    let origin = runtime.now();
+    let coarse = {
+        let clock = clock.clone();
+        // It moves every 4 ms.
+        move || ms(clock.now().duration_since(origin).as_millis() as u64 / 4 * 4)
+    };
+    let host = Host::on(runtime.recency(coarse), clock, 2);
+    let [a, b, c] = ["a", "b", "c"].map(|name| {
+        host.world.plan(name, |plan| {
+            plan.start = ms(0);
+            plan.stop = ms(0);
+        });
+        host.stack(name)
+    });
+    // `a` comes up at the end of a step and `b` at the beginning of the next.
+    host.clock.advance(ms(3));
+    host.served(&a, ms(1));
+    host.served(&b, ms(1));
+    host.served(&c, ms(1));
+    assert_eq!(host.alive(&["a", "b", "c"]), [0, 1, 1]);
+    host.over(vec![a, b, c]);
+}
+
+#[test]
 fn s10_c1_c2_fifty_backends_at_once_and_never_more_than_two_alive() {
     for seed in 0..100 {
         let host = Host::new(seed, 2);

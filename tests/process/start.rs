@@ -1,7 +1,6 @@
 //! Starting, and being ready.
 
 use std::{
-    error::Error as _,
     net::TcpListener,
     os::unix::{
         fs::PermissionsExt,
@@ -101,7 +100,10 @@ async fn what_never_gets_ready_is_a_start_timeout_at_its_bound_and_leaves_nothin
         "{error:#}"
     );
     assert!(error.detail().unwrap().contains("hello"));
-    assert!(error.source().unwrap().to_string().contains("refused"));
+    let told = format!("{error:#}");
+    assert!(told.contains("raise `ready_within`"), "{told}");
+    assert!(told.contains("the last look at 127.0.0.1:"), "{told}");
+    assert!(told.contains("refused"), "{told}");
 }
 
 #[tokio::test]

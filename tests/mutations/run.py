@@ -170,6 +170,7 @@ def run(program, tests, bound=None):
 
 
 def main():
+    sys.stdout.reconfigure(line_buffering=True)  # one at a time, into files too
     mutations = read_table()
     names = [mutation.name for mutation in mutations]
     if twice := {name for name in names if names.count(name) > 1}:
